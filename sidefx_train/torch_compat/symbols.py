@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import _lru_cache_wrapper, lru_cache, partial
+from types import FunctionType
 from typing import Any
 
 import sympy
 import torch
 from torch._guards import Source
+from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, SLoc
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from sidefx_train.torch_compat.early_imports import NEEDED, _load_submodule
 
 _CACHED_OF_TABLES = [(name, value) for name, value in vars(ShapeEnv).items() if type(value) is _lru_cache_wrapper]
+_CACHED_BY_VERSION = [
+    (name, vars(value)["__wrapped__"])
+    for name, value in vars(ShapeEnv).items()
+    if type(value) is FunctionType and hasattr(value, "cache_clear")
+]
+"""Methods whose caches, one for all tables as well, are emptied when a table is asked that has another version."""
 
 SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 """Classes of numbers that stand for a symbol."""
@@ -32,6 +40,8 @@ class _QuietShapeEnv(ShapeEnv):
         for name, method in _CACHED_OF_TABLES:
             limit = method.cache_parameters()["maxsize"]
             self.__dict__[name] = lru_cache(limit)(partial(method.__wrapped__, self))
+        for name, plain in _CACHED_BY_VERSION:
+            self.__dict__[name] = partial(symbolic_shapes._lru_cache(plain), self)
 
     def _get_stack_summary(self, *args: Any, **kwargs: Any) -> tuple[SLoc, str]:
         return SLoc("", None), ""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -213,14 +214,14 @@ class _Forked(Job):
         work: Callable[[str], None],
     ) -> None:
         super().__init__(captured, checks, config, differs)
-        handle, name = tempfile.mkstemp(prefix="sidefx_", suffix=".txt")
-        os.close(handle)
+        folder = tempfile.mkdtemp(prefix="sidefx_")
+        name = os.path.join(folder, "said.json")
         self._said = Path(name)
         self._status: int | None = None
         self._child = start_fork()
         if self._child == 0:
             work(name)
-        self._end = weakref.finalize(self, _end, self._child, name)  # at exit as well
+        self._end = weakref.finalize(self, _end, self._child, folder)  # at exit as well
 
     def done(self) -> bool:
         if self._status is None:
@@ -305,8 +306,8 @@ class _Comparison(_Forked):
         return replace(self._executable, run=self._proving.compiled)
 
 
-def _end(child: int, said: str) -> None:
-    """Stops a worker, and the compilers it started, if it is still running."""
+def _end(child: int, folder: str) -> None:
+    """Stops a worker, and the compilers it started, if it is still running, and removes its files."""
     try:
         ended = os.waitpid(child, os.WNOHANG)[0] != 0
     except ChildProcessError:
@@ -317,7 +318,7 @@ def _end(child: int, said: str) -> None:
         except ProcessLookupError:  # it has no process group yet
             os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    Path(said).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _work(graphs: list[TracedGraph], config: CompileConfig, said: str, inputs: Inputs = lambda: None) -> None:
@@ -325,7 +326,7 @@ def _work(graphs: list[TracedGraph], config: CompileConfig, said: str, inputs: I
     try:
         os.setsid()  # its compilers end with it, and Ctrl-C is for the training
         values = _fetched(inputs) if config is not None and config.verify != 0 else None
-        begin_fork()
+        begin_fork(os.path.dirname(said))
         key = key_of(graphs[0], config) if values is not None else None
         if not all(hand_over(graph, config) for graph in graphs):
             _say(said, {"not kept": True})
@@ -345,7 +346,7 @@ def _compare(proving: Proving, said: str, inputs: Inputs) -> None:
     try:
         os.setsid()
         values = _fetched(inputs)
-        begin_fork()
+        begin_fork(os.path.dirname(said))
         if values is not None:
             _prove(proving, values, said)
     finally:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import logging
+import shutil
+import tempfile
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, cast
@@ -79,15 +83,60 @@ def inductor_compile(module: fx.GraphModule, example_inputs: list[Any], static: 
     output = next(iter(reversed(module.graph.nodes)))
     compile_fx.record_original_output_strides(module)
     output.meta["user_visible_output_idxs"] = [i for i, node in enumerate(output.args[0]) if isinstance(node, fx.Node)]
-    compiled = compile_fx.compile_fx_inner(
-        module,
-        example_inputs,
-        static_input_idxs=static,
-        is_inference=True,
-        cpp_wrapper=compile_fx.config.cpp_wrapper,
-    )
+    with _folder_removed(lambda: compile_fx.config.cpp_wrapper) as used_by:
+        compiled = compile_fx.compile_fx_inner(
+            module,
+            example_inputs,
+            static_input_idxs=static,
+            is_inference=True,
+            cpp_wrapper=compile_fx.config.cpp_wrapper,
+        )
+        used_by.append(getattr(compiled, "current_callable", None) or compiled)
     code = getattr(compiled, "source_code", "")
     return getattr(compiled, "current_callable", None) or compiled, code
+
+
+@contextmanager
+def _folder_removed(at_once: Callable[[], bool]) -> Iterator[list[Any]]:
+    """Removes the folder that a graph is compiled in where Inductor uses no cache.
+
+    Inductor leaves it for ever, since generated Python is in it and what that loads, and names it in the log if it
+    fails.
+
+    Args:
+        at_once: true if nothing is loaded from it later: a library of all is built elsewhere.
+
+    Yields:
+        A list for the graph, as long as which the folder is needed otherwise.
+    """
+    from torch._inductor import compile_fx, utils
+
+    folders: list[str] = []
+    used_by: list[Any] = []
+
+    @contextmanager
+    def folder() -> Iterator[None]:
+        if not compile_fx.config.force_disable_caches:
+            yield
+            return
+        folders.append(tempfile.mkdtemp(prefix="sidefx_"))
+        with utils.fresh_cache(dir=folders[-1], delete=False):
+            yield
+
+    silent = lambda record: not str(record.msg).startswith("on error, temporary cache dir kept")  # noqa: E731
+    utils.log.addFilter(silent)
+    try:
+        with replaced(compile_fx, "with_fresh_cache_if_config", lambda before: folder):
+            yield used_by
+    finally:
+        utils.log.removeFilter(silent)
+        for each in folders:
+            if used_by and not at_once():
+                weakref.finalize(used_by[0], shutil.rmtree, each, True)
+                continue
+            shutil.rmtree(each, ignore_errors=True)
+            if not used_by:  # compilers that Inductor's threads have started may still write to it
+                atexit.register(shutil.rmtree, each, True)
 
 
 @contextmanager

@@ -138,6 +138,8 @@ def test_rounds_leave_nothing(case):
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 @pytest.mark.parametrize("case", [*FAST, *SLOW])
 def test_every_kind_of_round_leaves_nothing(backend, case):
+    if (backend, case) == ("inductor", "sizes"):
+        pytest.skip("each of these graphs is a new library, which Python never unloads")
     assert left(backend, case, 8, 24) == {}
 
 

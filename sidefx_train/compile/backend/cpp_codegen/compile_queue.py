@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,7 +120,7 @@ class CompileQueue:
         self._waiting.clear()
         for process in self._running.values():
             if process.poll() is None:
-                process.kill()
+                _kill(process.pid)
             process.communicate()
         self._running.clear()
         self._known.clear()
@@ -134,5 +136,19 @@ class CompileQueue:
         while self._waiting and self._busy() < self._most:
             command, made = self._waiting.pop(0)
             self._running[made] = subprocess.Popen(
-                command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+                command,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "TMPDIR": str(self.folder)},
             )
+
+
+def _kill(process: int) -> None:
+    """Ends a compiler and the processes it has started, which it would leave behind to finish their work."""
+    children: list[str] = []
+    with suppress(OSError):  # no such file, or the process has ended
+        children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    for each in (process, *map(int, children)):
+        with suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)

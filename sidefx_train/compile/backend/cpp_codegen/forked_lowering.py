@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from sidefx_train import disk_cache
 from sidefx_train import torch_compat as compat
 
 _PATIENCE = 5.0
@@ -41,14 +42,19 @@ def may_fork() -> bool:
     )
 
 
-def begin_fork() -> None:
+def begin_fork(folder: str) -> None:
     """Prepares a forked process: no parallel kernel runs in it, since its OpenMP threads did not survive the fork.
 
     Code generated for the parent still sees the parent's number of threads. The fork prints nothing, ignores Ctrl-C,
     and does not fork again.
+
+    Args:
+        folder: for its temporary files; the parent removes it, since the fork may be killed at any time.
     """
     global _forked
     _forked = True
+    disk_cache.cache_dir(), disk_cache.machine_dir()  # both may lie in the usual folder
+    tempfile.tempdir = os.environ["TMPDIR"] = folder
     faulthandler.disable()
     silent = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
@@ -149,8 +155,8 @@ class Shared:
 
     def _work_there(self) -> None:
         try:
-            begin_fork()
             assert self._folder is not None, "work is shared while it runs"
+            begin_fork(str(self._folder))
             for i in range(self._count):
                 if self._take(i):
                     made = pickle.dumps(self._there(i))

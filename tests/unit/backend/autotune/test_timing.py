@@ -27,7 +27,7 @@ child = start_fork()
 if child == 0:
     signal.alarm(120)  # a thread that waits for one that is not there would do so for ever
     out = os.dup(1)
-    begin_fork()
+    begin_fork(os.environ["SIDEFX_FORK_FILES"])
     measuring.measure_in_process()
     measuring.begin(1.0)
     tasks = {
@@ -49,7 +49,7 @@ _CONVOLUTION = [[8, 8, 32, 32], [8, 8, 3, 3], [[1, 1], [1, 1], [1, 1], False, [0
 
 
 def test_a_forked_process_measures_on_threads_of_its_own(tmp_path: Path) -> None:
-    environment = {**os.environ, "SIDEFX_CACHE_DIR": str(tmp_path)}
+    environment = {**os.environ, "SIDEFX_CACHE_DIR": str(tmp_path), "SIDEFX_FORK_FILES": str(tmp_path)}
     command = [sys.executable, "-c", _PROGRAM, json.dumps(_CONVOLUTION)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -114,3 +115,29 @@ void inductor_entry_impl(AtenTensorHandle* input_handles, AtenTensorHandle* outp
     name = build_library.build_library(caller, kernel, 1, building=building)
     monkeypatch.setattr(CompileQueue, "finish", lambda *_: pytest.fail("built again"))
     assert build_library.build_library(caller, kernel, 1) == name
+
+
+def test_compilers_that_are_ended_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither their temporary files nor the compiler proper, a child of what was started."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    queue = CompileQueue(most=1)
+    body = "".join(f"double f{i}(double x) {{ return __builtin_sin(x) + {i}; }}\n" for i in range(60_000))
+    queue.compile(Unit(body, ("g++", "-O3", "-fPIC")))
+    (process,) = queue._running.values()
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    for _ in range(1000):
+        found = children.read_text().split() if children.exists() else []
+        if found:
+            break
+        time.sleep(0.01)
+    else:
+        pytest.skip("this system does not list the children of a process")
+    began = time.perf_counter()
+    queue.close()
+    assert time.perf_counter() - began < 2, "it was waited for"
+    assert not any(Path(f"/proc/{child}/cmdline").exists() and _is_alive(child) for child in found)
+    assert list(tmp_path.iterdir()) == []
+
+
+def _is_alive(process: str) -> bool:
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

@@ -41,7 +41,10 @@ class _QuietShapeEnv(ShapeEnv):
             limit = method.cache_parameters()["maxsize"]
             self.__dict__[name] = lru_cache(limit)(partial(method.__wrapped__, self))
         for name, plain in _CACHED_BY_VERSION:
-            self.__dict__[name] = partial(symbolic_shapes._lru_cache(plain), self)
+            cached: Any = symbolic_shapes._lru_cache(plain)
+            bound: Any = partial(cached, self)
+            bound.cache_clear, bound.cache_info = cached.cache_clear, cached.cache_info
+            self.__dict__[name] = bound
 
     def _get_stack_summary(self, *args: Any, **kwargs: Any) -> tuple[SLoc, str]:
         return SLoc("", None), ""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from sidefx_train.switches import checked
+from sidefx_train.switches import checked, switched_off
 
 BackendFn = Callable[[Any, list[Any]], Callable[..., Any]]
 """``(graph_module, example_inputs) -> callable``, torch's backend signature."""
@@ -79,6 +79,7 @@ class CompileConfig:
         if isinstance(self.disabled_passes, str):
             raise ValueError(f"disabled_passes={self.disabled_passes!r}: expected a tuple of names, not a string")
         object.__setattr__(self, "disabled_passes", tuple(sorted(checked(self.disabled_passes))))
+        switched_off()  # a wrong name in the environment would otherwise only be found where a graph is compiled
         if self.recapture_limit < 1:
             raise ValueError(f"recapture_limit={self.recapture_limit}: expected 1 or more")
 

@@ -2,7 +2,7 @@
 
 They help to find the change that causes a wrong or failing graph. ``SIDEFX_DISABLE="matmul,rematerialize"`` in the
 environment disables some for a process, the option ``disabled_passes`` for a step, :func:`without` for a block of code.
-A graph compiled with disabled changes has its own cache entry.
+An unknown name is an error where a step is created. A graph compiled with disabled changes has its own cache entry.
 """
 
 from __future__ import annotations
@@ -80,7 +80,11 @@ def switched_off() -> frozenset[str]:
         ValueError: the environment names an unknown switch.
     """
     text = os.environ.get(ENVIRONMENT, "")
-    return _off | checked(name.strip() for name in text.split(",") if name.strip()) if text else _off
+    if not text:
+        return _off
+    return _off | checked(
+        (name.strip() for name in text.split(",") if name.strip()), f"environment variable {ENVIRONMENT}: "
+    )
 
 
 @contextmanager
@@ -101,8 +105,12 @@ def without(*names: str) -> Iterator[None]:
         _off = before
 
 
-def checked(names: Iterable[str]) -> frozenset[str]:
+def checked(names: Iterable[str], where: str = "") -> frozenset[str]:
     """Returns the names as a set.
+
+    Args:
+        names: of :data:`SWITCHES`.
+        where: begins the message, and says where the names come from.
 
     Raises:
         ValueError: a name is not a switch.
@@ -110,5 +118,5 @@ def checked(names: Iterable[str]) -> frozenset[str]:
     chosen = frozenset(names)
     unknown = sorted(chosen - SWITCHES.keys())
     if unknown:
-        raise ValueError(f"no switch is called {', '.join(unknown)}; there are {', '.join(sorted(SWITCHES))}")
+        raise ValueError(f"{where}no switch is called {', '.join(unknown)}; there are {', '.join(sorted(SWITCHES))}")
     return chosen

@@ -57,3 +57,13 @@ def test_wrong_names_are_an_error_where_they_are_written():
     with pytest.raises(ValueError, match="expected a tuple of names"):
         sidefx_train.SideFXCompile(disabled_passes="matmul")
     assert all(SWITCHES.values()), "a switch says nothing of what it does"
+
+
+@pytest.mark.parametrize("make", [lambda: sidefx_train.compile(trained), lambda: sidefx_train.SideFXCompile()])
+def test_wrong_names_in_the_environment_are_an_error_where_a_step_is_made(make, monkeypatch):
+    """Regression: the error came up in the compilation, was taken for a failure of it, and the step ran eagerly."""
+    monkeypatch.setenv("SIDEFX_DISABLE", "matmul, rematerialise")
+    with pytest.raises(ValueError, match="SIDEFX_DISABLE: no switch is called rematerialise; there are .*rematerialize"):
+        make()
+    monkeypatch.setenv("SIDEFX_DISABLE", " matmul, ,rematerialize,")
+    make()

@@ -8,7 +8,9 @@ sees half a file. A file that fails these checks is ignored with a warning and c
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import getpass
 import hashlib
 import importlib.util
@@ -166,6 +168,19 @@ def library_path(name: str, machine: bool = False) -> Path:
 def entries() -> list[CacheEntry]:
     """Returns all files in the cache, most recently used first."""
     return sorted(_entries(), key=lambda entry: -entry.used)
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A temporary folder for the time of a block, or until the process ends while a thread is in the block."""
+    folder = Path(tempfile.mkdtemp(prefix="sidefx_"))
+    remove = functools.partial(shutil.rmtree, folder, ignore_errors=True)
+    atexit.register(remove)
+    try:
+        yield folder
+    finally:
+        atexit.unregister(remove)
+        remove()
 
 
 def clear() -> int:

@@ -7,6 +7,7 @@ used.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -24,6 +25,7 @@ from sidefx_train.compile.backend.runners.aot_eager import build_functional
 from sidefx_train.compile.backend.runners.autocast_backward import build_casting
 from sidefx_train.compile.backend.runners.eager import build_eager
 from sidefx_train.compile.backend.verification.reference import Reference, captured_reference
+from sidefx_train.compile.common.thread_warnings import no_warnings
 from sidefx_train.compile.graph.artifacts import Executable, FunctionalGraph, TracedGraph
 from sidefx_train.config import CompileConfig
 from sidefx_train.errors import BackendError
@@ -65,7 +67,7 @@ def hand_over(traced: TracedGraph, config: CompileConfig) -> bool:
     """
     measure_in_process()
     try:
-        with compat.autocast_off(), without(*config.disabled_passes):
+        with no_warnings(), compat.autocast_off(), without(*config.disabled_passes):
             return lower_for_another(traced, config)
     except BackendError:
         raise
@@ -75,7 +77,7 @@ def hand_over(traced: TracedGraph, config: CompileConfig) -> bool:
 
 def take(traced: TracedGraph, config: CompileConfig, key: str | None = None) -> Executable | None:
     """Returns a graph from the cache, by its key if known; ``None`` if it must be compiled."""
-    with without(*config.disabled_passes):
+    with no_warnings(), without(*config.disabled_passes):
         return take_lowered(traced, config, key) if config.backend == "inductor" else None
 
 
@@ -100,7 +102,7 @@ def reference(
     devices = {getattr(node.meta.get("val"), "device", _CPU) for node in traced.module.graph.nodes}
     if devices != {_CPU}:
         return None
-    with compat.autocast_off(), compat.default_device_cpu(), without(*config.disabled_passes):
+    with no_warnings(), compat.autocast_off(), compat.default_device_cpu(), without(*config.disabled_passes):
         return inductor_reference(traced, config, functional)
 
 
@@ -112,7 +114,8 @@ def build(traced: TracedGraph, config: CompileConfig) -> Executable:
     """
     shape_env = traced.fake_mode.shape_env
     known = set(compat.recorded_conditions(shape_env))
-    with compat.autocast_off(), without(*config.disabled_passes):  # casts are in the graph already
+    quiet = nullcontext() if callable(config.backend) else no_warnings()  # a callable is code of the program
+    with quiet, compat.autocast_off(), without(*config.disabled_passes):  # casts are in the graph already
         executable = _built(traced, config)
     added = [condition for condition in compat.recorded_conditions(shape_env) if condition not in known]
     return replace(executable, conditions=(*executable.conditions, *added))

@@ -15,11 +15,9 @@ import platform
 import shutil
 import subprocess
 import sysconfig
-import tempfile
 import threading
 from dataclasses import dataclass, field
 from functools import lru_cache
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -279,8 +277,8 @@ def _no_hook(_: torch.Tensor) -> None:
 
 def _compile(compiler: str, wanted: _Module) -> str | None:
     """Builds a library and returns its name in the cache, ``None`` on failure."""
-    with tempfile.TemporaryDirectory(prefix="sidefx_") as folder:
-        source, built = Path(folder) / "native.cpp", Path(folder) / "native.so"
+    with disk_cache.scratch_folder() as folder:
+        source, built = folder / "native.cpp", folder / "native.so"
         source.write_text(wanted.source)
         patient = ["nice"] if wanted is _GUARDS and shutil.which("nice") else []
         command = [

@@ -113,6 +113,47 @@ def test_a_filter_on_the_message():
         assert log == (["before"] if raises else ["before", "after"])
 
 
+def under_a_filter_with_words(x, log):
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        warnings.filterwarnings("ignore", message="NOT this")
+        warnings.filterwarnings("error", message="nor", module="this")
+        warnings.warn("not THIS", stacklevel=1)
+        warnings.warn("but that", stacklevel=1)
+    log.append([str(each.message) for each in found])
+    return x.sin()
+
+
+@pytest.mark.parametrize("step", [caught, of_a_loss, with_a_value, under_a_filter_with_words])
+def test_filters_with_words_of_a_message_and_a_module(step):
+    """Regression: patterns in filters are compiled already, which was an internal error of the capture."""
+    settings = [
+        {"message": "W"},
+        {"message": "nothing", "category": DeprecationWarning},
+        {"module": __name__.replace(".", "[.]")},
+        {"module": "torch", "message": "Using a target size"},
+        {"message": "loss"},
+        {"message": "w", "lineno": 1},
+    ]
+    captured = sidefx_train.compile(step, backend="eager")
+    for setting in (*settings, *reversed(settings)):
+        outcomes = []
+        for run in (step, captured):
+            log = []
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always")
+                warnings.filterwarnings("error", **setting)
+                warnings.filterwarnings("ignore", category=sidefx_train.errors.SideFXWarning)
+                try:
+                    result = run(torch.ones(2, 2), log).tolist()
+                except Warning as error:
+                    result = f"raises {type(error).__name__}: {error}"
+            outcomes.append((result, log, [str(each.message) for each in found]))
+        assert outcomes[0] == outcomes[1], setting
+    report = captured.report()
+    assert not [each for each in (*report.breaks, *report.fallbacks) if each.code == "SFX204"], report
+
+
 def test_a_profiler_of_the_user_stays():
     import sys
 

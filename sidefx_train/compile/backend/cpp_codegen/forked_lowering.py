@@ -12,7 +12,6 @@ import os
 import pickle
 import signal
 import sys
-import tempfile
 import threading
 import time
 import warnings
@@ -24,6 +23,7 @@ import torch
 
 from sidefx_train import disk_cache
 from sidefx_train import torch_compat as compat
+from sidefx_train.disk_cache import scratch_folder
 
 _PATIENCE = 5.0
 """Seconds, beyond the time this process took, that a fork is waited for."""
@@ -56,6 +56,7 @@ def begin_fork(folder: str) -> None:
     disk_cache.cache_dir(), disk_cache.machine_dir()  # both may lie in the usual folder
     tempfile.tempdir = os.environ["TMPDIR"] = folder
     faulthandler.disable()
+    warnings.simplefilter("ignore")  # nobody sees them; errors they must not be
     silent = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(silent, stream)
@@ -105,8 +106,7 @@ class Shared:
 
     def run(self) -> list[Any]:
         """Returns the result of each piece."""
-        with tempfile.TemporaryDirectory(prefix="sidefx_") as folder:
-            self._folder = Path(folder)
+        with scratch_folder() as self._folder:
             child = start_fork()
             if child == 0:
                 self._work_there()

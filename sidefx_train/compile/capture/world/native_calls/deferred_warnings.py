@@ -8,7 +8,6 @@ determined immediately.
 
 from __future__ import annotations
 
-import re
 import sys
 import types
 import warnings
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.interpreter.builtins.warn import WarningSite, arguments, place
 from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE
+from sidefx_train.compile.common.thread_warnings import matches
 from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
@@ -127,21 +127,21 @@ class Verdict:
         for action, message, kind, where, number in filters:
             if not issubclass(self.category, kind) or number not in (0, self.line):
                 continue
-            if where is not None and not re.compile(where).match(self.module):
+            if not matches(where, self.module):
                 continue
             if message is not None and self.text is None:
                 return None
-            if message is None or re.compile(message, re.I).match(str(self.text)):
-                return action == "error"
+            if matches(message, str(self.text)):
+                return bool(action == "error")
         return str(warnings.defaultaction) == "error"  # type: ignore[attr-defined]
 
 
 def _action(filters: Any, text: str, category: type, site: WarningSite) -> str:
     for action, message, kind, where, number in filters:
         if (
-            (message is None or re.compile(message, re.I).match(text))
+            matches(message, text)
             and issubclass(category, kind)
-            and (where is None or re.compile(where).match(site.module))
+            and matches(where, site.module)
             and number in (0, site.line)
         ):
             return str(action)

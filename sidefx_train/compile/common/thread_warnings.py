@@ -12,31 +12,37 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-
-class _Threads:
-    """Stands for a pattern in a filter of warnings: it matches all that some threads warn of."""
-
-    def __init__(self) -> None:
-        self.idents: list[int] = []
-
-    def match(self, text: str) -> bool:
-        return threading.get_ident() in self.idents
+from sidefx_train.errors import SideFXWarning
 
 
-_silent = _Threads()
-_FILTER: Any = ("ignore", _silent, Warning, None, 0)
+class _OfThreads(type):
+    """Metaclass of a class that has all warnings of some threads as subclasses, but for this library's own."""
+
+    idents: list[int]
+
+    def __subclasscheck__(cls, category: type) -> bool:
+        return threading.get_ident() in cls.idents and not issubclass(category, SideFXWarning)
+
+
+class _Silent(Warning, metaclass=_OfThreads):
+    """The category of a filter."""
+
+    idents: list[int] = []
+
+
+_FILTER: Any = ("ignore", None, _Silent, None, 0)
 
 
 @contextmanager
 def no_warnings() -> Iterator[None]:
-    """Nothing that the current thread does inside warns; may be entered again, and by several threads."""
+    """Inside, nothing warns in the current thread but this library; may be entered again, and by several threads."""
     ident = threading.get_ident()
-    _silent.idents.append(ident)
+    _Silent.idents.append(ident)
     warnings.filters.insert(0, _FILTER)  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        _silent.idents.remove(ident)
+        _Silent.idents.remove(ident)
         if _FILTER in warnings.filters:  # else the program has restored filters of its own since
             warnings.filters.remove(_FILTER)  # type: ignore[attr-defined]
 

@@ -8,6 +8,7 @@ import warnings
 import pytest
 
 from sidefx_train.compile.common.thread_warnings import matches, no_warnings
+from sidefx_train.errors import SideFXWarning
 
 
 def test_neither_shown_nor_an_error():
@@ -20,6 +21,11 @@ def test_neither_shown_nor_an_error():
         with pytest.raises(UserWarning, match="outer"):
             warnings.warn("outer", stacklevel=1)
     assert not found
+
+
+def test_what_this_library_says_is_shown():
+    with pytest.warns(SideFXWarning, match="a file is damaged"), no_warnings():
+        warnings.warn("a file is damaged", SideFXWarning, stacklevel=1)
 
 
 def test_of_this_thread_alone():

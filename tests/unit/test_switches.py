@@ -63,7 +63,9 @@ def test_wrong_names_are_an_error_where_they_are_written():
 def test_wrong_names_in_the_environment_are_an_error_where_a_step_is_made(make, monkeypatch):
     """Regression: the error came up in the compilation, was taken for a failure of it, and the step ran eagerly."""
     monkeypatch.setenv("SIDEFX_DISABLE", "matmul, rematerialise")
-    with pytest.raises(ValueError, match="SIDEFX_DISABLE: no switch is called rematerialise; there are .*rematerialize"):
+    with pytest.raises(
+        ValueError, match="SIDEFX_DISABLE: no switch is called rematerialise; there are .*rematerialize"
+    ):
         make()
     monkeypatch.setenv("SIDEFX_DISABLE", " matmul, ,rematerialize,")
     make()

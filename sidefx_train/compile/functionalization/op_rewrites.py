@@ -47,6 +47,11 @@ def _polygamma_(target: Any, n: int) -> Any:
     return target.copy_(aten.polygamma.default(n, target))
 
 
+def _zeros(size: Any, **kwargs: Any) -> Any:
+    """Zeros without memory, which derivatives of functorch and forward mode make: generated code reads memory."""
+    return aten.zeros.default(size, **kwargs)
+
+
 CHANNELS_LAST: dict[Any, Callable[..., Any]] = {
     aten.convolution.default: layouts.convolution,
     aten.convolution_backward.default: layouts.convolution_backward,
@@ -57,6 +62,7 @@ REWRITES: dict[Any, Callable[..., Any]] = {
     aten.native_batch_norm.default: _native_batch_norm,
     aten.native_batch_norm.out: _batch_norm_into,
     aten._native_batch_norm_legit.out: _batch_norm_into,
+    aten._efficientzerotensor.default: _zeros,
     aten.resize_.default: _resize_,
     aten.resize_as_.default: _resize_,
     aten.polygamma_.default: _polygamma_,

@@ -133,6 +133,7 @@ def _capture_once(
     world = TraceWorld(tracer, spec, is_continuation(fn))
     tracer.locate = world.locate
     suspension: Suspension | None = None
+    refused: Unsupported | None = None
     try:
         with tracer.active(), compat.restoring_state(), world.ending():
             heap = world.heap
@@ -202,12 +203,7 @@ def _capture_once(
             return replace(spec, pass_through_strings=frozenset(), guards_strings=True)
         parts = point is None and not stop.whole
         points = stop_points(stop, stop.code, stop.reason, stop.location) if parts else ()
-        holds = None
-        if stop.code == "SFX115":  # guards must not keep alive what must be finalized
-            world.heap.forget()
-        else:
-            holds = stop_guard(world, args, kwargs)
-        raise CaptureFailed(stop.code, stop.reason, stop.location, holds, points=points) from stop
+        refused = stop
     except Exception as error:
         if world.last_error is None or world.last_error[0] is not error:
             raise
@@ -218,6 +214,16 @@ def _capture_once(
         compat.forget_reals(tracer.fake_mode)
         compat.forget_old_sources()
         world.last_error = None  # its traceback refers to the callers' frames, and the world may live on for a while
+    if refused is not None:  # not in the handler: guards see what is being handled
+        try:
+            holds = None
+            if refused.code == "SFX115":  # guards must not keep alive what must be finalized
+                world.heap.forget()
+            else:
+                holds = stop_guard(world, args, kwargs)
+            raise CaptureFailed(refused.code, refused.reason, refused.location, holds, points=points) from refused
+        finally:
+            del refused  # its traceback refers to this frame
     traced = replace(traced, created_generators=tuple((generator, generator.get_state()) for generator in made))
     joint = None if joint is None else replace(joint, forward=traced)
     _check_traced("capture", *((traced,) if joint is None else joint.graphs))

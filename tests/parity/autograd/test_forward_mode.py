@@ -84,3 +84,35 @@ def test_a_break_inside_a_level():
     for _ in range(3):
         x = torch.randn(2, 3)
         assert torch.equal(call(x), step(x))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_derivatives_that_begin_with_zeros(backend):
+    """Regression: such zeros have no memory, and generated code read it: the process ended."""
+    torch.manual_seed(0)
+    model, reference = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1)), None
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+
+    def step(x):
+        with forward_ad.dual_level():
+            value, tangent = forward_ad.unpack_dual(model(forward_ad.make_dual(x, torch.ones_like(x))))
+            loss = value.mean() + tangent.square().mean()
+        model.zero_grad()
+        loss.backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.05 * parameter.grad
+        return tangent.detach()
+
+    captured = sidefx_train.compile(step, backend=backend, fullgraph=True)
+    batches = torch.randn(4, 6, 3)
+    for run in (step, captured):
+        model.load_state_dict(state)
+        results = [run(batch) for batch in batches]
+        found = [*results, *(parameter.detach().clone() for parameter in model.parameters())]
+        if reference is None:
+            reference = found
+    for want, have in zip(reference, found, strict=True):
+        torch.testing.assert_close(have, want, rtol=1e-5, atol=1e-6)
+    zeros_without_memory = "_efficientzerotensor" in captured.report().sources()["graph"]
+    assert zeros_without_memory == (backend == "eager")

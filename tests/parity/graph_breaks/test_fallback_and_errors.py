@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
+import sys
 import types
 import warnings
 
@@ -484,3 +486,38 @@ def test_an_error_raised_in_c_while_another_is_handled_over_a_break():
             assert str(compiled(torch.ones(2), {3})) == str(step(torch.ones(2), {3}))
     assert compiled.report().replays == 3, str(compiled.report())
     assert "SFX204" not in {found.code for found in compiled.report().breaks}
+
+
+@pytest.mark.parametrize("handles", ["with", "try", "raise"])
+def test_a_failed_capture_of_a_step_that_handled_exceptions_is_not_repeated(handles):
+    """Regression: what the capture itself was handling was taken for what the caller handles, which changes."""
+    weight = torch.ones(3, requires_grad=True)
+
+    @contextlib.contextmanager
+    def region():
+        yield
+
+    def step(x):
+        if handles == "with":
+            with region():
+                loss = ((weight * x).tanh() * weight).sum()
+        else:
+            try:
+                loss = ((weight * x).tanh() * weight).sum()
+                if handles == "raise":
+                    raise KeyError
+            except KeyError:
+                sys.exception()
+        (gradient,) = torch.autograd.grad(loss, weight, retain_graph=True)
+        with torch.no_grad():
+            weight.sub_(gradient, alpha=0.1)
+        return loss  # leaves with a history whose weight has changed
+
+    captured = sidefx_train.compile(step, backend="eager")
+    tries = []
+    capture = captured._captured_now
+    captured._captured_now = lambda *call: tries.append(call) or capture(*call)
+    with pytest.warns(sidefx_train.errors.SideFXWarning, match="SFX107"):
+        for _ in range(5):
+            captured(torch.ones(3))
+    assert len(tries) == 1 and captured.report().fallback_count == 5, captured.report()

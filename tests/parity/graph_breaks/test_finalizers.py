@@ -189,21 +189,9 @@ STEPS = [
 ]  # fmt: skip
 
 
-def in_cpythons_own_evaluation(step: Any) -> list[str]:
-    """What eager gives twice in a row.
-
-    While another thread runs a function that torch._dynamo guards, CPython evaluates frames through a hook. A caller
-    then keeps the arguments of a call until it returns, and an object dies later.
-    """
-    found = [course(step), course(step)]
-    while found[-1] != found[-2] and len(found) < 10:
-        found.append(course(step))
-    return found[-1]
-
-
 @pytest.mark.parametrize("step", STEPS)
 def test_deaths_are_noticed_in_time(step: Any) -> None:
-    assert course(sidefx_train.compile(step, backend="eager")) == in_cpythons_own_evaluation(step)
+    assert course(sidefx_train.compile(step, backend="eager")) == course(step)
 
 
 def test_the_report_says_why() -> None:

@@ -15,7 +15,7 @@ from sidefx_train.compile.autograd.higher_order import TapeRunner, differentiate
 from sidefx_train.compile.autograd.joint_graph import JointGraph, Stage
 from sidefx_train.compile.autograd.saved_tensor_errors import in_eagers_words
 from sidefx_train.compile.graph.artifacts import Executable
-from sidefx_train.compile.residual.autograd_nodes import custom_view, pass_through
+from sidefx_train.compile.residual.autograd_nodes import custom_view, own_node, pass_through
 from sidefx_train.compile.residual.saved_tensor_refs import Seen
 from sidefx_train.compile.residual.view_replay import CustomView, IntermediateView, replay
 from sidefx_train.errors import UnfinishedError
@@ -246,6 +246,9 @@ class Joined:
         self.ordering_nodes: dict[Point, list[int]] = {}
         for i, (_, before) in enumerate(graph.ordering_nodes):
             self.ordering_nodes.setdefault(before, []).append(i)
+        self.own_nodes: dict[int, list[tuple[int, Callable[[torch.Tensor], None]]]] = {}
+        for i, after, name in graph.own_nodes:
+            self.own_nodes.setdefault(after, []).append((i, own_node(name)))
 
     def run(self, args: list[Any]) -> list[Any]:
         """Returns the step's outputs; differentiable ones are results of autograd nodes over the inputs and each
@@ -334,6 +337,8 @@ class Joined:
                     results[i] = _updated(taken[given[i]], tensor) if i in given else tensor
                     if i in customs:
                         results[i] = custom_view(customs[i].name)(tensor, partial(viewed, customs[i]))
+                for i, add_node in self.own_nodes.get(number, ()):
+                    add_node(results[i])
             make_views(len(self.parts))
         return [*results[: graph.outputs], *(views[i] for i in reversed(range(len(graph.views))))]
 

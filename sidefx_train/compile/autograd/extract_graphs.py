@@ -120,6 +120,7 @@ def cut(world: TraceWorld, residual: Residual, recorded: Recorded) -> JointGraph
         tuple((_place(place, returned), before) for place, before in recorded.ordering_nodes),
         _metadata_mutated(world, extractor, len(outputs)),
         tuple((tuple(like.shape), like.dtype, like.device) for like in recorded.hidden),
+        recorded.own_nodes,
         residual.seen,
     )
 

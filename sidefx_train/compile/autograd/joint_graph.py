@@ -72,6 +72,8 @@ class JointGraph:
             does; the backward saves tensors with the version after that.
         hidden: shape, dtype and device of intermediates at which the backward is split: results after all those that
             the forward returns.
+        own_nodes: (result, stage after which it is created, name), in order: nodes of one result each, on which hooks
+            are called as in eager.
         seen: the program's tensors that the backward saves.
     """
 
@@ -90,6 +92,7 @@ class JointGraph:
     ordering_nodes: tuple[tuple[Place, Point], ...]
     metadata_mutated: tuple[tuple[Place, int], ...]
     hidden: tuple[tuple[tuple[int, ...], torch.dtype, torch.device], ...]
+    own_nodes: tuple[tuple[int, int, str], ...]
     seen: Seen
 
     @property

@@ -66,6 +66,7 @@ class Recorded:
     ready: tuple[int, ...]
     ordering_nodes: tuple[tuple[Place, Point], ...]
     hidden: tuple[torch.Tensor, ...]
+    own_nodes: tuple[tuple[int, int, str], ...]
     in_order: bool
 
 
@@ -169,7 +170,38 @@ def record_backward(world: TraceWorld, residual: Residual, in_order: bool) -> Re
     leaves_of = {place for place in gradient_edges if place[0] == "input" and _is_leaf(world, place[1])}
     if not all(_is_quiet(world, i) for _, i in leaves_of):
         recorded, ordering_nodes = _in_eager_order(recorded, leaves_of, ordering_nodes)
-    return Recorded(tuple(recorded), tuple(updates.items()), views, made, ordering_nodes, tuple(hidden), in_order)
+    own_nodes = _own_nodes(recorded, fakes, made_outside)
+    return Recorded(
+        tuple(recorded), tuple(updates.items()), views, made, ordering_nodes, tuple(hidden), own_nodes, in_order
+    )
+
+
+def _own_nodes(
+    stages: list[RecordedStage], fakes: dict[Place, Any], made_outside: set[int]
+) -> tuple[tuple[int, int, str], ...]:
+    """Returns the results that get a node of their own: (result, stage after which it is created, its name), in order.
+
+    The engine runs the newest node first. A node of its own is reached only if the result has a gradient, and before
+    all stages that eager runs later, so hooks on the result are called as in eager.
+    """
+    begun = [max(_begun(fakes[place]) for place in stage.results) for stage in stages]
+    found: list[tuple[int, int, int, str]] = []
+    for k, stage in enumerate(stages):
+        for place in stage.results:
+            fake = fakes[place]
+            if place[0] != "result" or place[1] in made_outside:
+                continue
+            last = k
+            while last + 1 < len(stages) and begun[last + 1] < _begun(fake):
+                last += 1
+            if last > k or len(stage.results) > 1:
+                found.append((last, _begun(fake), place[1], fake.grad_fn.name()))
+    return tuple((i, last, name) for last, _, i, name in sorted(found))
+
+
+def _begun(value: torch.Tensor | Hidden) -> int:
+    node: Any = value.grad_fn
+    return int(node._sequence_nr())
 
 
 def _versions(world: TraceWorld) -> dict[int, int]:

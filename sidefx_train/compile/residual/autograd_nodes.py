@@ -78,6 +78,37 @@ def pass_through(name: str, make: Callable[[torch.Tensor], torch.Tensor]) -> Cal
 
 
 @functools.cache
+def own_node(name: str) -> Callable[[torch.Tensor], None]:
+    """Returns a function that gives a tensor a node of its own, which passes the gradient on to its present node.
+
+    The tensor stays the same object with the same version counter.
+
+    Args:
+        name: name of the node.
+    """
+
+    class OwnNode(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+            ctx.set_materialize_grads(False)
+            ctx.mark_dirty(value)
+            return value
+
+        @staticmethod
+        def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+            return grads
+
+    _name_node(OwnNode, name)
+
+    def run(value: torch.Tensor) -> None:
+        version = value._version
+        OwnNode.apply(value)
+        compat.set_version(value, version)  # nothing was written
+
+    return run
+
+
+@functools.cache
 def custom_view(name: str) -> Callable[[torch.Tensor, Callable[[], torch.Tensor]], torch.Tensor]:
     """Returns a function whose result autograd treats as a view made by a custom function.
 

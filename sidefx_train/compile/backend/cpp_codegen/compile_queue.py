@@ -30,7 +30,7 @@ class Unit:
         text: the source.
         command: the compiler and its flags.
         header: header that may be precompiled.
-        lean: it contains nothing of torch except its C interface.
+        header_free: it contains nothing of torch except its C interface.
     """
 
     text: str

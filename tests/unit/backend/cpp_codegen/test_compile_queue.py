@@ -76,7 +76,7 @@ def test_kernels_are_compiled_before_all_are_known(queue: CompileQueue, kernels:
     kernels.add("async_compile.cpp_pybinding([], '''")  # not a kernel of a C++ graph
     begun, late, plain = kernels.units("\n".join((small, large, other, _kernel("d"))))
     assert all(text in begun.text for text in ("cpp_fused_a(", "cpp_fused_b(")) and "fused_c" not in begun.text
-    assert "cpp_fused_d(" in late.text and late.lean and "fused_a" not in late.text
+    assert "cpp_fused_d(" in late.text and late.header_free and "fused_a" not in late.text
     assert "frexp" in plain.text and plain.header == compat.KERNEL_HEADER
     assert queue.compile(begun) == queue.folder / "part0.o", "it is compiled already"
 
@@ -92,7 +92,7 @@ def test_a_kernel_that_is_not_among_all_makes_what_was_begun_void(queue: Compile
 def test_something_in_front_of_all_kernels_keeps_them_together(kernels: Kernels) -> None:
     text = "static int shared;\n" + _kernel("a") + _kernel("b")
     (unit,) = kernels.units(text)
-    assert unit.text == text and not unit.lean
+    assert unit.text == text and not unit.header_free
     assert kernels.units("\n") == []
 
 

@@ -286,7 +286,7 @@ class _Process(_Forked):
             executable = taken(self.captured, self._config, self._differs, self._verdict(said))
         if executable is None:
             raise BackendError("SFX201", failed or f"the worker ended with status {self._status} without a result")
-        executable.seconds["beside training"] = time.perf_counter() - self._began
+        executable.seconds["in the background"] = time.perf_counter() - self._began
         return executable
 
 

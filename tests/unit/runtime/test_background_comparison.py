@@ -155,7 +155,7 @@ def test_what_the_worker_could_not_compare_is_compared_here(how, monkeypatch, co
     found = run(warmup="background")
     same(found, expected)
     (text,) = verification(found[2])
-    assert text.startswith("equal") and "beside" not in text and compared_here == [here]
+    assert text.startswith("equal") and "in the background" not in text and compared_here == [here]
 
 
 def test_zeros_are_compared_again_by_the_training(compared_here):
@@ -173,7 +173,7 @@ def test_zeros_are_compared_again_by_the_training(compared_here):
         return call
 
     texts = verification(trained(warmup="background"))
-    assert "beside" in texts[0] and len(texts) == 2 and len(compared_here) == 1
+    assert "in the background" in texts[0] and len(texts) == 2 and len(compared_here) == 1
 
 
 def test_the_backward_of_a_model_compiled_alone_is_compared_when_it_runs(compared_here):
@@ -184,8 +184,8 @@ def test_the_backward_of_a_model_compiled_alone_is_compared_when_it_runs(compare
         call(batch(i)).square().mean().backward()
         call.wait(300)
     forward, backward = verification(call)
-    assert forward.startswith("forward: equal") and "beside" in forward
-    assert backward.startswith("backward: equal") and "beside" not in backward and len(compared_here) == 1
+    assert forward.startswith("forward: equal") and "in the background" in forward
+    assert backward.startswith("backward: equal") and "in the background" not in backward and len(compared_here) == 1
 
 
 def _until_replayed(step, seconds=120.0):

@@ -90,7 +90,7 @@ def test_inductor_compiled_by_a_process_equals_eager_and_now(empty_cache, monkey
         assert torch.allclose(c.double(), b.double(), rtol=1e-4, atol=1e-5)
     report = step.report()
     assert (report.calls, report.replays) == (8, 6)
-    assert "beside training" in report.captures[0].seconds
+    assert "in the background" in report.captures[0].seconds
 
 
 def test_what_an_earlier_process_compiled_is_taken_at_once(empty_cache):

@@ -33,9 +33,7 @@ _VERSION = 5  # version of the candidates
 _ROUNDS = 6  # rounds per candidate that may be the fastest
 _LARGE, _FEW_ROUNDS = 1e8, 3  # floating-point operations of calls whose times vary little
 _CLEARLY = 1.5  # times slower than the fastest: no more rounds after two
-_WORTH = (
-    0.03  # seconds, and those of all runs at some floating-point operations a second: longer only if others are busy
-)
+_WORTH = 0.03  # seconds on top of the time of all runs at _SLOWEST operations a second: longer only if others are busy
 _SLOWEST = 5e7
 _MOST_RUNS = 75  # per candidate and part of a round: a call has overhead, however small the product
 _PARTS = 4  # timed parts of a round

@@ -12,8 +12,7 @@ _PROGRAM = """
 import json, os, signal, sys
 import torch
 import sidefx_train
-from sidefx_train.compile.backend.autotune import attention, conv_layout, lstm, matmul
-from sidefx_train.compile.backend.autotune import timing as measuring
+from sidefx_train.compile.backend.autotune import attention, conv_layout, lstm, matmul, timing
 from sidefx_train.compile.backend.cpp_codegen.forked_lowering import begin_fork, start_fork
 
 torch.set_num_threads(2)
@@ -28,15 +27,15 @@ if child == 0:
     signal.alarm(120)  # a thread that waits for one that is not there would do so for ever
     out = os.dup(1)
     begin_fork(os.environ["SIDEFX_FORK_FILES"])
-    measuring.measure_in_process()
-    measuring.begin(1.0)
+    timing.measure_in_process()
+    timing.begin(1.0)
     tasks = {
         "product": ("product", [[[256, 256], [256, 1]], [[256, 256], [256, 1]], 2]),
         "attention": ("attention", [[2, 2, 64, 32], True, 2]),
         "convolution": ("convolution", json.loads(sys.argv[1])),
         "lstm": ("lstm", [5, 8, 64, 64, lstm.WEIGHTS, 2]),
     }
-    found = measuring.timings(tasks)
+    found = timing.timings(tasks)
     kernels()  # on the first thread, and on it alone
     os.write(out, json.dumps({key: sorted(times) for key, times in found.items()}).encode())
     os._exit(0)

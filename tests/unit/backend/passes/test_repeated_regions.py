@@ -95,7 +95,7 @@ def test_equal_layers_are_lowered_once(divisions: list[Division | None]) -> None
     counts = sorted(division.kinds.count(kind) for kind in set(division.kinds))
     assert counts[-2:] == [4, 4], "forward and backward of four layers"
     notes = [note for capture in step.report().captures for note in capture.notes]
-    assert any("parts of" in note for note in notes) and not any("failed" in note for note in notes), notes
+    assert any("regions of" in note for note in notes) and not any("failed" in note for note in notes), notes
 
 
 def test_parts_compute_what_the_whole_computes(

@@ -332,7 +332,7 @@ def test_a_forked_process_does_not_wait_for_a_graph_that_is_lowered_in_its_paren
     taken, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with inductor._turn:
+        with inductor._lock:
             taken.set()
             done.wait(60)
 
@@ -343,7 +343,11 @@ def test_a_forked_process_does_not_wait_for_a_graph_that_is_lowered_in_its_paren
         warnings.simplefilter("ignore", DeprecationWarning)  # the test needs these threads
         child = os.fork()
     if child == 0:
-        os._exit(0 if inductor._turn.acquire(timeout=5) else 1)
+        status = 1
+        try:
+            status = 0 if inductor._lock.acquire(timeout=5) else 1
+        finally:
+            os._exit(status)  # whatever happens: this process is a copy of the one that runs the tests
     _, status = os.waitpid(child, 0)
     done.set()
     thread.join()

@@ -107,6 +107,8 @@ class CompiledStep:
         self.__wrapped__ = fn
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():  # torch.compile or torch.cond traces the step: it inlines the function
+            return self._fn(*args, **kwargs)
         try:
             for replay in self._replays:
                 try:

@@ -64,7 +64,7 @@ class Process:
         return True
 
     def end(self) -> Run:
-        """Returns its figures; ``turns`` are the seconds of a step in each interleaved run."""
+        """Returns its figures; ``slices`` are the seconds of a step in each interleaved run."""
         if self._process.poll() is None and not self._failure:
             self._tell(END)
             try:

@@ -178,7 +178,7 @@ class _Backward:
         run: the compiled graph.
         cast: the graph under the caller's autocast, if enabled; ``None`` if the compiled graph runs then too.
         seen: the program's tensors that it saves.
-        renewed: inputs that are saved without their history.
+        gets_new_grad_fn: inputs that are saved without their history.
         apart: results that are saved as aliases with their own version counter.
     """
 

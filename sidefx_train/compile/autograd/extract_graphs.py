@@ -186,8 +186,8 @@ class _Extractor:
         inputs: placeholders of the forward.
         results: results of the forward: the outputs, then the values that the backward needs.
         shown: views of the program, by node.
-        detours: targets of gradients that pass through an ordering node.
-        renewed: inputs that are saved without their history.
+        ordering_nodes: targets of gradients that pass through an ordering node.
+        gets_new_grad_fn: inputs that are saved without their history.
     """
 
     def __init__(self, tracer: GraphTracer, outputs: list[fx.Node], inputs: list[fx.Node], one_by_one: bool) -> None:

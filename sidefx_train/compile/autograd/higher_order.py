@@ -116,7 +116,7 @@ def refuse_derivative(
     Args:
         reason: why they cannot be differentiated.
         saved: tensors that they depend on.
-        entrances: targets of the gradients, which the engine must reach through the raising node.
+        grad_inputs: targets of the gradients, which the engine must reach through the raising node.
         grads: the gradients.
     """
     held = {i: grad.detach() for i, grad in enumerate(grads) if isinstance(grad, torch.Tensor)}
@@ -172,7 +172,7 @@ class _AmbientModes:
         saved: saved tensors with their history.
         outputs: results of the stage that were saved too, by index of their tangent.
         links: links that replace targets of gradients, by index.
-        entrances: targets of the gradients.
+        grad_inputs: targets of the gradients.
     """
 
     runner: TapeRunner
@@ -237,7 +237,7 @@ def differentiated(
         saved: saved tensors with their history.
         outputs: results of the stage that were saved too, by index of their tangent.
         links: links that replace targets of gradients, by index.
-        entrances: targets of the gradients.
+        grad_inputs: targets of the gradients.
         tangents: gradients of the results.
         asked: which of the gradients are needed.
     """

@@ -62,14 +62,15 @@ class JointGraph:
             version counter.
         begins: inputs that begin to require gradients.
         updates: (result, input) of new values of inputs, in the input's storage.
-        renewed: inputs that get a new history or layout: their old history enters through a node created before.
+        gets_new_grad_fn: inputs that get a new history or layout: their old history enters through a node created
+            before.
         customs: (result, view) of views of inputs that custom autograd functions made.
         views: views that leave the step and that the backward passes through, made between the stages.
         ready: for each of them, the stage before which it is made.
-        detours: (target of the gradient, stage or view right before which it is created), in order: ordering nodes for
+        ordering_nodes: (target of the gradient, stage or view right before which it is created), in order: nodes for
             gradients that the engine would otherwise add too early.
-        turned: (input or result, count): version counters that replaying the views will increment, as ``squeeze_``
-            does; the backward saves tensors with the version after that.
+        metadata_mutated: (input or result, count): version counters that replaying the views will increment, as
+            ``squeeze_`` does; the backward saves tensors with the version after that.
         hidden: shape, dtype and device of intermediates at which the backward is split: results after all those that
             the forward returns.
         own_nodes: (result, stage after which it is created, name), in order: nodes of one result each, on which hooks

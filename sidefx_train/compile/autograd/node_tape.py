@@ -44,7 +44,7 @@ class NodeBackward:
         given: graph node of the gradient of each of them; ``None`` if there was none.
         nodes: the operations, hooks included, in order.
         results: (edge number, graph node of the gradient) for each gradient it passes on.
-        beside: it lies on no path from the results, but on one from a saved tensor.
+        unused: it lies on no path from the results, but on one from a saved tensor.
     """
 
     inputs: tuple[int, ...]
@@ -106,7 +106,7 @@ class TapeRecorder:
     Args:
         tracer: records the operations.
         roots: edges at which the backward begins.
-        entrances: edges at which it ends, with the target of the gradient.
+        grad_inputs: edges at which it ends, with the target of the gradient.
         leaves: edges of outside leaves, by the ``id`` of their shadows.
     """
 

@@ -92,7 +92,7 @@ class TracedGraph:
         fake_mode: fake mode of the tensors in ``meta``.
         uses_rng: it draws random numbers.
         gradients: it is a backward, whose results autograd takes over.
-        anew: random generators that the step creates, each with the state to which every run resets it.
+        created_generators: random generators that the step creates, each with the state to which every run resets it.
     """
 
     module: fx.GraphModule
@@ -189,7 +189,7 @@ class RunnerPlan:
         checks: conditions on index inputs, checked before anything runs.
         report: result with the flag that a computed index was out of range or an assumed condition did not hold (then
             nothing may be committed).
-        granted: there are assumed conditions.
+        assumes: there are assumed conditions.
         factorized: the flag also reports matrices that could not be factorized.
         covered: True if only the checked operations can raise for bad values.
         notes: choices worth reporting.

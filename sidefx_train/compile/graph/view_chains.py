@@ -112,7 +112,7 @@ def written_since(node: fx.Node, include_metadata: bool = False, besides: frozen
 
     Args:
         node: node of the value.
-        turned: count metadata mutations.
+        include_metadata: count metadata mutations.
         besides: nodes to ignore.
     """
     return any(include_metadata or not changes_layout(each) for each in _writes_to(node) if each not in besides)

@@ -67,7 +67,7 @@ class CaptureFailed(Exception):
         holds: when the capture would stop again; a compiled step replaces it by a holder of its function.
         points: instructions before which the step can be suspended instead, innermost first.
         raised: an exception came out of the step during the capture; the eager step may raise the same.
-        uncut: why the step could not be split around the instruction either, if that was tried.
+        without_break: why the step could not be split around the instruction either, if that was tried.
     """
 
     def __init__(

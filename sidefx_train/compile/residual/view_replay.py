@@ -22,7 +22,7 @@ class ViewOp:
             computes.
         kwargs: its keyword arguments, in the same form.
         item: index of the view if there are several.
-        turns: it mutates the metadata of the view itself (``t_``) and makes no other.
+        mutates_metadata: it mutates the metadata of the view itself (``t_``) and makes no other.
         grad: autograd was on.
     """
 
@@ -57,11 +57,11 @@ class Path:
         numbers: graph nodes of numbers that the operations use.
         grad: whether autograd has recorded the views.
         version: its version, if it does not follow from the base's.
-        apart: eager does not treat it as a view, though it is in the base's storage.
+        unrelated: eager does not treat it as a view, though it is in the base's storage.
         creation: autograd's creation metadata of the view, if the operations do not determine it.
         unsafe: it contains an operation that autograd does not treat as a view (``unsafe_split``).
-        anew: its storage was written after it was made: autograd regenerates its history, from the base of its base, at
-            the next read; ``"asked"`` if the step has read it.
+        regenerates_grad_fn: its storage was written after it was made: autograd regenerates its history, from the
+            base of its base, at the next read; ``"asked"`` if the step has read it.
     """
 
     base: torch.Tensor | fx.Node

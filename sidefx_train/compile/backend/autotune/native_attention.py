@@ -29,7 +29,7 @@ _BACKWARD_INPUTS = f"Tensor grad, {_INPUTS}, Tensor out, Tensor sums, bool causa
 
 
 def _empty(like: torch.Tensor, heads_last: bool) -> torch.Tensor:
-    """Returns an empty [rows, heads, length, width], stored as [rows, length, heads, width] if ``turned``."""
+    """Returns an empty [rows, heads, length, width], stored as [rows, length, heads, width] if ``heads_last``."""
     rows, heads, length, width = like.shape
     if heads_last:
         return like.new_empty(rows, length, heads, width).transpose(1, 2)

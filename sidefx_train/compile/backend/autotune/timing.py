@@ -155,7 +155,7 @@ def measured(
         make: returns the functions, by name.
         flops: floating-point operations of one call: small ones are repeated.
         threads: number of threads of the step.
-        turns: rounds per function that may be the fastest.
+        rounds: rounds per function that may be the fastest.
     """
     global _waited
     if _waited:

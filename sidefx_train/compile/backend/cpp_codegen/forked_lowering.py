@@ -81,8 +81,8 @@ class Shared:
 
     Args:
         count: number of pieces; they are taken in order from 0.
-        here: runs a piece in this process.
-        there: runs a piece in the fork; its result is pickled.
+        in_process: runs a piece in this process.
+        in_worker: runs a piece in the fork; its result is pickled.
         came: called in this process with a result of the fork, during :meth:`look`.
 
     Attributes:

@@ -23,9 +23,9 @@ class Kernels:
     compile, and each unit reads it again.
 
     Args:
-        workshop: the compile queue.
+        queue: the compile queue.
         command: the compiler and its flags.
-        lean: whether kernels may be header-free.
+        header_free: whether kernels may be header-free.
     """
 
     def __init__(self, queue: CompileQueue, command: Sequence[str], header_free: bool) -> None:

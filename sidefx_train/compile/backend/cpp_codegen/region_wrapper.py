@@ -70,7 +70,7 @@ def join_wrappers(division: Division, graph: fx.Graph, wrappers: dict[int, str])
     Args:
         division: the regions of the graph.
         graph: the whole graph.
-        callers: source of ``inductor_entry_impl`` of each region class.
+        wrappers: source of ``inductor_entry_impl`` of each region class.
     """
     include = re.compile(r"(?m)^[ \t]*#include <[^>\n]*>\n")
     included = dict.fromkeys(line.strip() for text in wrappers.values() for line in include.findall(text))

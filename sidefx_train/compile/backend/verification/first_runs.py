@@ -40,7 +40,7 @@ class Verdict:
         unproven: why nothing could be compared; empty if it was.
         shows: no result was only zeros, which may hide an error.
         seconds: seconds it took.
-        beside: it was made in the background; training did not wait.
+        in_background: it was made in the background; training did not wait.
         earlier: an earlier process made it.
     """
 

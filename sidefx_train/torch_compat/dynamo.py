@@ -7,10 +7,8 @@ from typing import Any
 
 import torch
 
-
-def traced_by_dynamo() -> bool:
-    """Returns True while torch's own compiler traces the caller, which treats the result as a constant."""
-    return torch.compiler.is_dynamo_compiling()
+traced_by_dynamo = torch.compiler.is_dynamo_compiling
+"""``traced_by_dynamo()`` is True while torch's own compiler traces the caller; it treats the result as a constant."""
 
 
 def assumes_constant(fn: Any) -> bool:

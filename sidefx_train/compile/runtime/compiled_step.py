@@ -107,7 +107,7 @@ class CompiledStep:
         self.__wrapped__ = fn
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_dynamo_compiling():  # torch.compile or torch.cond traces the step: it inlines the function
+        if compat.traced_by_dynamo():  # torch.compile or torch.cond traces the step: it inlines the function
             return self._fn(*args, **kwargs)
         try:
             for replay in self._replays:
@@ -230,7 +230,7 @@ class CompiledStep:
     # --- slow path: no entry fits --------------------------------------------------------------------------------
 
     def _slow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if compat.traced_by_dynamo() or self._busy:  # recursive call
+        if self._busy:  # recursive call
             return self._fn(*args, **kwargs)
         self._report.calls += 1
         around = compat.unsupported_ambient_mode()

@@ -22,7 +22,7 @@ PROGRAMS = {
         "return v, torch._neg_view(x)",
         "attempt('outs[1].sum().backward()', 'eval', outs, {})",
     ),
-    "a conjugate of an argument that is turned with autograd off, and written": (  # it crashed the process
+    "a conjugate of an argument whose metadata is mutated with autograd off, and written": (  # it crashed the process
         f"x = {_WHOLE}.requires_grad_() * 1.5",
         "a = torch.view_as_complex(x.reshape(-1, 2)).conj(); b = x.contiguous(); v = x.transpose(0, -1); w = v[::2]; "
         "with torch.no_grad(): b.unsqueeze_(0); v.copy_(v); return w.contiguous(), a",

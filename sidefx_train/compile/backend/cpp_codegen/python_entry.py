@@ -285,9 +285,9 @@ struct SidefxAttentionWords : SidefxWords {  // for tensors [rows, heads, length
                                                              aoti_torch_device_type_cpu(), 0, &made));
         return made;
     }
-    AtenTensorHandle make_heads(AtenTensorHandle like, int64_t turned) {  // turned: stored [rows, length, heads, ...]
+    AtenTensorHandle make_heads(AtenTensorHandle like, int64_t heads_last) {  // or [rows, length, heads, ...]
         const int64_t* of = sidefx_sizes(like);
-        const int64_t head = turned ? of[3] : of[2] * of[3], place = turned ? of[1] * of[3] : of[3];
+        const int64_t head = heads_last ? of[3] : of[2] * of[3], place = heads_last ? of[1] * of[3] : of[3];
         const int64_t strides[] = {of[1] * of[2] * of[3], head, place, 1};
         const AtenTensorHandle made = empty(4, of, strides, dtype);
         put_heads(made);
@@ -296,10 +296,10 @@ struct SidefxAttentionWords : SidefxWords {  // for tensors [rows, heads, length
 };
 
 static void @KERNEL@attention(AtenTensorHandle* made, AtenTensorHandle q, AtenTensorHandle k, AtenTensorHandle v,
-                              int64_t causal, double scale, int64_t turned) {
+                              int64_t causal, double scale, int64_t heads_last) {
     SidefxAttentionWords words(0, q, k, v, causal, scale);
     const int64_t *size = words.size, strides[] = {size[1] * size[2], size[2], 1};
-    made[0] = words.make_heads(q, turned & 1);
+    made[0] = words.make_heads(q, heads_last & 1);
     made[1] = words.empty(3, size, strides, aoti_torch_dtype_float32());
     words.put(made[1]);
     sidefx_attention(words.at);
@@ -307,14 +307,14 @@ static void @KERNEL@attention(AtenTensorHandle* made, AtenTensorHandle q, AtenTe
 
 static void @KERNEL@attention_backward(AtenTensorHandle* made, AtenTensorHandle grad, AtenTensorHandle q,
                                        AtenTensorHandle k, AtenTensorHandle v, AtenTensorHandle out,
-                                       AtenTensorHandle sums, int64_t causal, double scale, int64_t turned) {
+                                       AtenTensorHandle sums, int64_t causal, double scale, int64_t heads_last) {
     SidefxAttentionWords words(1, q, k, v, causal, scale);
     words.put_heads(out);
     words.put(sums);
     words.put_heads(grad);
-    made[0] = words.make_heads(q, turned & 1);
-    made[1] = words.make_heads(k, turned & 2);
-    made[2] = words.make_heads(v, turned & 4);
+    made[0] = words.make_heads(q, heads_last & 1);
+    made[1] = words.make_heads(k, heads_last & 2);
+    made[2] = words.make_heads(v, heads_last & 4);
     sidefx_attention(words.at);
 }
 

@@ -25,7 +25,7 @@ from sidefx_train.compile.common.type_checks import HEAP_TYPE
 from sidefx_train.compile.native import guards_module, guards_ready
 from sidefx_train.compile.native.guard_program import LOADS, TESTS
 
-_RELATIONS = frozenset({"all_distinct", "disjoint_sets"})
+_RELATIONS = frozenset(name for name, kind in KINDS.items() if kind.native and kind.phase == "relation")
 _OF_TENSORS = frozenset({"tensor", "storage_sharing"})
 _HOOKS = {"_backward_hooks": "hooks", "_post_accumulate_grad_hooks": "late_hooks"}
 
@@ -212,8 +212,8 @@ class _Assembler:
             self._emit(("register", first, None, None), "same", None, second)
         for guard in self.relations:
             kept = tuple(map(self._kept, KINDS[guard.kind].others(guard)))
-            ones = len(guard.value[0]) if guard.kind == "disjoint_sets" else 0
-            self._emit(("const", -1, guard.kind, None), "distinct", kept, ones)
+            test, _, ones = _instruction(guard)
+            self._emit(("const", -1, guard.kind, None), test, kept, ones)
         if self.tensors:
             self._emit(("tensors", -1, tuple(map(self._tensor, self.tensors.values())), None), "none", None)
         for guard in self.storage_sharing:  # after all tensors

@@ -47,12 +47,8 @@ class Kind(ABC):
         return ()
 
     def instruction(self, guard: Guard) -> Instruction:
-        """Returns the test in the native program.
-
-        Raises:
-            NotImplementedError: the native program has no test of this kind on one value.
-        """
-        raise NotImplementedError(guard.kind)
+        """Returns the test in the native program; by default, one that is called like the kind and takes its value."""
+        return guard.kind, guard.value, -1
 
 
 KINDS: dict[GuardKind, Kind] = {}

@@ -78,9 +78,6 @@ class NoItem(Kind):
     def check(self, guard: Guard, value: Any, arguments: Arguments) -> tuple[bool, Any]:
         return guard.value in stored_keys(value), f"{guard.value!r}"
 
-    def instruction(self, guard: Guard) -> Instruction:
-        return "no_item", guard.value, -1
-
 
 @register("order")
 class Order(Kind):

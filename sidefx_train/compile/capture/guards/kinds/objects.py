@@ -30,9 +30,6 @@ class Is(Kind):
     def check(self, guard: Guard, value: Any, arguments: Arguments) -> tuple[bool, Any]:
         return value is not guard.value, value
 
-    def instruction(self, guard: Guard) -> Instruction:
-        return "is", guard.value, -1
-
 
 @register("same")
 class Same(Kind):
@@ -73,9 +70,6 @@ class Equal(Kind):
     def check(self, guard: Guard, value: Any, arguments: Arguments) -> tuple[bool, Any]:
         return not same_value(value, guard.value), value
 
-    def instruction(self, guard: Guard) -> Instruction:
-        return "equal", guard.value, -1
-
 
 @register("value")
 class Value(Kind):
@@ -107,9 +101,6 @@ class Type(Kind):
     def check(self, guard: Guard, value: Any, arguments: Arguments) -> tuple[bool, Any]:
         return type(value) is not guard.value, type(value)
 
-    def instruction(self, guard: Guard) -> Instruction:
-        return "type", guard.value, -1
-
 
 @register("absent")
 class Absent(Kind):
@@ -126,9 +117,6 @@ class Absent(Kind):
     def check(self, guard: Guard, value: Any, arguments: Arguments) -> tuple[bool, Any]:
         entries = object.__getattribute__(value, "__dict__")
         return guard.value in entries, entries.get(guard.value)
-
-    def instruction(self, guard: Guard) -> Instruction:
-        return "absent", guard.value, -1
 
 
 @register("unset_slot")
@@ -188,21 +176,25 @@ class PendingFinally(Kind):
         return has_pending_finally(value) is not guard.value, "suspended elsewhere"
 
 
-@register("names")
-class Names(Kind):
-    """Names of a module or class give what they gave: a :class:`NamespaceFacts`."""
+class _Definition(Kind):
+    """What is compared says itself whether it holds, and what has changed."""
 
     native = True
 
-    def describe(self, guard: Guard) -> str:
-        return f"{len(guard.value.names)} names of {guard.source.label} are unchanged"
-
     def python_test(self, writer: Writer, guard: Guard) -> str:
-        return _unless_it_holds(writer, guard)
+        return f"not {writer.constant(guard.value.holds, guard.kind)}({writer.value(guard.source)})"
 
     def check(self, guard: Guard, value: Any, arguments: Arguments) -> tuple[bool, Any]:
         changed = guard.value.changed(value)
         return bool(changed), changed
+
+
+@register("names")
+class Names(_Definition):
+    """Names of a module or class give what they gave: a :class:`NamespaceFacts`."""
+
+    def describe(self, guard: Guard) -> str:
+        return f"{len(guard.value.names)} names of {guard.source.label} are unchanged"
 
     def instruction(self, guard: Guard) -> Instruction:
         facts: NamespaceFacts = guard.value
@@ -210,28 +202,15 @@ class Names(Kind):
 
 
 @register("code")
-class Code(Kind):
+class Code(_Definition):
     """A function has the code and defaults that it had: a :class:`FunctionFacts`."""
-
-    native = True
 
     def describe(self, guard: Guard) -> str:
         return f"{guard.source.label} has the same code and defaults"
 
-    def python_test(self, writer: Writer, guard: Guard) -> str:
-        return _unless_it_holds(writer, guard)
-
-    def check(self, guard: Guard, value: Any, arguments: Arguments) -> tuple[bool, Any]:
-        changed = guard.value.changed(value)
-        return bool(changed), changed
-
     def instruction(self, guard: Guard) -> Instruction:
         facts: FunctionFacts = guard.value
         return "code", (facts.code, facts.defaults, facts.named, facts.entries), -1
-
-
-def _unless_it_holds(writer: Writer, guard: Guard) -> str:
-    return f"not {writer.constant(guard.value.holds, guard.kind)}({writer.value(guard.source)})"
 
 
 def is_simple(value: Any) -> bool:

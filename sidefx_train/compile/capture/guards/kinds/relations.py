@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from sidefx_train.compile.capture.guards.guard import Guard, NumberCondition
-from sidefx_train.compile.capture.guards.kinds.base import Arguments, Kind, register
+from sidefx_train.compile.capture.guards.kinds.base import Arguments, Instruction, Kind, register
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.guards.source_writer import Writer
 from sidefx_train.compile.capture.guards.symbol_guards import CONDITION_NAMES
@@ -31,6 +31,9 @@ class AllDistinct(Kind):
     def others(self, guard: Guard) -> tuple[Source, ...]:
         return guard.value  # type: ignore[no-any-return]
 
+    def instruction(self, guard: Guard) -> Instruction:
+        return "distinct", None, 0
+
 
 @register("disjoint_sets")
 class DisjointSets(Kind):
@@ -53,6 +56,9 @@ class DisjointSets(Kind):
 
     def others(self, guard: Guard) -> tuple[Source, ...]:
         return (*guard.value[0], *guard.value[1])
+
+    def instruction(self, guard: Guard) -> Instruction:
+        return "distinct", None, len(guard.value[0])
 
 
 @register("number")

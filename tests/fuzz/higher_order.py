@@ -226,7 +226,7 @@ def generate(draw: Callable[[int], int]) -> str:
         lines.append("        h = torch.autograd.grad(two, inputs, create_graph=True, allow_unused=True)")
         lines.append("        seen += h")
         lines.append("        h = [t for t in h if t is not None and t.requires_grad]")
-        lines.append("        if h: sum(t.sin().sum() for t in h).backward()")
+        lines.append("        if h: sum((t / t.detach().abs().clamp(min=1)).sin().sum() for t in h).backward()")
     lines.append("        for t in (x, y, w, v):")
     lines.append("            if t.is_leaf: seen.append(None if t.grad is None else t.grad.clone()); t.grad = None")
     lines.append(

@@ -281,6 +281,7 @@ def _render(name: str, tests: list[str], inputs: list[str], epilogue: list[str] 
 
 
 def _effect(writer: Writer, rebuilder: Rebuilder, effect: Effect) -> list[str]:
+    """Returns the lines that write one change back: an attribute, a dict entry, list items, a cell, a gradient."""
     target: Source = effect.target
     value = effect.value
     if effect.kind == "set_attr":

@@ -53,7 +53,7 @@ def bands(values: Sequence[float], groups: int = 60) -> list[tuple[float, float,
     found = []
     for first in range(0, len(values), size):
         part = sorted(values[first : first + size])
-        low, middle, high = (part[min(len(part) - 1, int(q * len(part)))] for q in (0.1, 0.5, 0.9))
+        low, middle, high = (part[max(0, math.ceil(q * len(part)) - 1)] for q in (0.1, 0.5, 0.9))
         found.append((first + (min(size, len(values) - first) - 1) / 2, low, middle, high))
     return found
 
@@ -108,7 +108,8 @@ def chart(
             outline = " ".join(f"{x:.1f},{y:.1f}" for x, y in edge)
             parts.append(f'<polygon points="{outline}" fill="{color}" opacity="0.2"/>')
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*point) for point in points))
-        parts.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="1.6" opacity="0.85"/>')
+        width = 1.6 * (len(series) - index)  # a line under an equal one can be seen at its sides
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="{width}" opacity="0.85"/>')
         begin = LEFT + 110 + 130 * index
         parts.append(f'<rect x="{begin}" y="1" width="12" height="12" fill="{color}"/>')
         parts.append(f'<text x="{begin + 18}" y="11">{html.escape(name)}</text>')

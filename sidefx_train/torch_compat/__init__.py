@@ -135,6 +135,7 @@ from sidefx_train.torch_compat.partitioner import bytes_of as bytes_of
 from sidefx_train.torch_compat.partitioner import min_cut as min_cut
 from sidefx_train.torch_compat.recording import ProxyTorchDispatchMode as ProxyTorchDispatchMode
 from sidefx_train.torch_compat.recording import RecordingMode as RecordingMode
+from sidefx_train.torch_compat.recording import TorchDispatchMode as TorchDispatchMode
 from sidefx_train.torch_compat.recording import forget_old_sources as forget_old_sources
 from sidefx_train.torch_compat.recording import late_module as late_module
 from sidefx_train.torch_compat.recording import new_proxy_tracer as new_proxy_tracer
@@ -156,6 +157,7 @@ from sidefx_train.torch_compat.symbols import UNHASHABLE_NUMBER as UNHASHABLE_NU
 from sidefx_train.torch_compat.symbols import comes_from_float as comes_from_float
 from sidefx_train.torch_compat.symbols import has_unbacked_sizes as has_unbacked_sizes
 from sidefx_train.torch_compat.symbols import hint_of as hint_of
+from sidefx_train.torch_compat.symbols import is_equality as is_equality
 from sidefx_train.torch_compat.symbols import is_unbacked as is_unbacked
 from sidefx_train.torch_compat.symbols import known_truth as known_truth
 from sidefx_train.torch_compat.symbols import new_shape_env as new_shape_env

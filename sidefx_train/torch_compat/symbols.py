@@ -104,6 +104,11 @@ def recorded_conditions(shape_env: ShapeEnv) -> list[Any]:
     return [guard.expr for guard in shape_env.guards]
 
 
+def is_equality(condition: Any) -> bool:
+    """Returns True for a condition that fixes a number."""
+    return isinstance(condition, sympy.Eq)
+
+
 def has_unbacked_sizes(value: Any) -> bool:
     """Returns True for tensors with a size that only the running graph knows."""
     values = value if isinstance(value, (list, tuple)) else (value,)

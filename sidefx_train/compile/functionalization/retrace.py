@@ -30,11 +30,14 @@ from sidefx_train.compile.functionalization.tensor_scalar_ops import (
 )
 from sidefx_train.compile.graph.alias_analysis import Aliases, extent
 from sidefx_train.compile.graph.artifacts import SyntheticBase, TracedGraph, is_scalar
+from sidefx_train.compile.graph.number_arguments import replace_constants, takes_double
 from sidefx_train.compile.graph.view_chains import STRIDED, changes_layout
 from sidefx_train.compile.ops.runtime_assert import RUNTIME_ASSERT
 from sidefx_train.errors import BackendError
 
 aten = torch.ops.aten
+_DECOY = 1e-7
+"""Relative distance of a constant from the number for which it stands."""
 Layout = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
@@ -365,11 +368,13 @@ class Retracer:
         if is_fused_update(node):
             update = fused_update if self.options.tensor_scalars else fused_update_op
             return update(node.target, args, kwargs)
+        if isinstance(target, compat.OpOverload) and takes_double(target) and _symbolic((*args, *kwargs.values())):
+            return self._call_with_decoys(node, target, args, kwargs)
         rule = self.options.instead.get(node) or REWRITES.get(target)
         rule = rule or (CHANNELS_LAST.get(target) if self.options.channels_last else None)
         if rule is not None:
             return rule(*args, **kwargs)
-        if target in layouts.DRAWS:
+        if target in layouts.DRAWS and not has_tensor_scalar((args, kwargs)):
             return layouts.drawn(target, args[0], node.args[0].meta["val"], args[1:], kwargs)  # type: ignore[union-attr]
         if target is aten.view.default and self.options.channels_last:
             args = (self._laid_out(node, args[0]), *args[1:])
@@ -389,6 +394,30 @@ class Retracer:
         elif not layouts.keeps_layout(target) and not compat.from_functional(args[0]).is_contiguous():
             return args[0].copy_(target(args[0].clone(), *args[1:], **kwargs))
         return target(*args, **kwargs)
+
+    def _call_with_decoys(self, node: fx.Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls an operator that takes C++ doubles with constants, and replaces these by the symbolic numbers."""
+        instead: dict[float, fx.Node] = {}
+
+        def decoy(value: Any) -> Any:
+            if not isinstance(value, torch.SymFloat):
+                return value
+            number = float(compat.hint_of(value)) * (1 + _DECOY * (len(instead) + 1))
+            instead[number] = self.tracer.unwrap_proxy(value).node
+            return number
+
+        args, kwargs = tuple(map(decoy, args)), {name: decoy(value) for name, value in kwargs.items()}
+        since = next(iter(reversed(self.tracer.graph.nodes)))
+        made = self._call(node, target, args, kwargs)
+        made_nodes = []
+        last = next(iter(reversed(self.tracer.graph.nodes)))
+        while last is not since:
+            made_nodes.append(last)
+            last = last.prev
+        replaced = [replace_constants(each, instead) for each in made_nodes]
+        if not any(replaced):
+            raise BackendError("SFX201", f"a number that changes from call to call is an argument of {target}")
+        return made
 
     # --- results
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from sidefx_train.compile.ops.number_operators import call_with_tensors
 from sidefx_train.errors import BackendError
 
 aten = torch.ops.aten
@@ -117,6 +118,107 @@ def _where(condition: torch.Tensor, x: Any, y: Any) -> torch.Tensor:
     return torch.where(condition, _as(x, like), _as(y, like))
 
 
+def _real(value: Any, x: torch.Tensor) -> Any:
+    """Returns a number in the precision in which kernels compute with ``x``."""
+    if not isinstance(value, TensorScalar):
+        return value
+    return value.value.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+
+
+def _computed(function: Callable[..., torch.Tensor], numbers: int) -> Callable[..., torch.Tensor]:
+    """Returns a rule that computes in float32 at least; its numbers follow the first ``numbers`` arguments."""
+
+    def apply(*args: Any, **kwargs: Any) -> torch.Tensor:
+        x = args[0]
+        wide = x.dtype if x.dtype == torch.float64 else torch.float32
+        tensors = [t.to(wide) if isinstance(t, torch.Tensor) else t for t in args[:numbers]]
+        rest = [t.to(wide) if isinstance(t, torch.Tensor) else _real(t, x) for t in args[numbers:]]
+        return function(*tensors, *rest, **{name: _real(value, x) for name, value in kwargs.items()}).to(x.dtype)
+
+    return apply
+
+
+def _leaky_relu(x: Any, negative_slope: Any = 0.01) -> torch.Tensor:
+    return torch.where(x > 0, x, x * negative_slope)
+
+
+def _leaky_relu_backward(grad: Any, x: Any, negative_slope: Any, self_is_result: bool) -> torch.Tensor:
+    return torch.where(x > 0, grad, grad * negative_slope)
+
+
+def _elu(x: Any, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> torch.Tensor:
+    return torch.where(x > 0, x * scale, torch.expm1(x * input_scale) * alpha * scale)
+
+
+def _elu_backward(grad: Any, alpha: Any, scale: Any, input_scale: Any, is_result: bool, x: Any) -> torch.Tensor:
+    if is_result:
+        return torch.where(x > 0, grad * scale, grad * input_scale * (x + scale * alpha))
+    return torch.where(x > 0, grad * scale, grad * input_scale * alpha * scale * torch.exp(x * input_scale))
+
+
+def _softplus(x: Any, beta: Any = 1, threshold: Any = 20) -> torch.Tensor:
+    scaled = x * beta
+    return torch.where(scaled > threshold, x, torch.log1p(torch.exp(scaled)) / beta)
+
+
+def _softplus_backward(grad: Any, x: Any, beta: Any, threshold: Any) -> torch.Tensor:
+    scaled = x * beta
+    z = torch.exp(scaled)
+    return torch.where(scaled > threshold, grad, grad * z / (z + 1.0))
+
+
+def _limits(low: Any, high: Any, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return tuple(v if isinstance(v, torch.Tensor) else torch.full((), v, dtype=like.dtype) for v in (low, high))  # type: ignore[return-value]
+
+
+def _hardtanh(x: Any, min_val: Any = -1, max_val: Any = 1) -> torch.Tensor:
+    low, high = _limits(min_val, max_val, x)
+    return torch.minimum(torch.maximum(x, low), high)
+
+
+def _hardtanh_backward(grad: Any, x: Any, min_val: Any, max_val: Any) -> torch.Tensor:
+    return torch.where((x <= min_val) | (x >= max_val), 0.0, grad)
+
+
+def _huber(x: Any, target: Any, reduction: int = 1, delta: Any = 1.0) -> torch.Tensor:
+    z = (x - target).abs()
+    return _reduced(torch.where(z <= delta, 0.5 * z * z, delta * (z - 0.5 * delta)), reduction)
+
+
+def _huber_backward(grad: Any, x: Any, target: Any, reduction: int, delta: Any) -> torch.Tensor:
+    norm = 1.0 / x.numel() if reduction == 1 else 1.0
+    z = x - target
+    inner = torch.where(z >= delta, norm * grad * delta, norm * z * grad)
+    return torch.where(z <= -delta, -norm * grad * delta, inner)
+
+
+def _smooth_l1(x: Any, target: Any, reduction: int = 1, beta: Any = 1.0) -> torch.Tensor:
+    z = (x - target).abs()
+    return _reduced(torch.where(z < beta, 0.5 * z * z / beta, z - 0.5 * beta), reduction)
+
+
+def _smooth_l1_backward(grad: Any, x: Any, target: Any, reduction: int, beta: Any) -> torch.Tensor:
+    norm = 1.0 / x.numel() if reduction == 1 else 1.0
+    z = x - target
+    return torch.where(z.abs() < beta, norm * z * grad / beta, norm * torch.sign(z) * grad)
+
+
+def _reduced(loss: torch.Tensor, reduction: int) -> torch.Tensor:
+    return loss if reduction == 0 else loss.mean() if reduction == 1 else loss.sum()
+
+
+def _product(multiply: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Returns the rule of ``beta * x + alpha * multiply(a, b)``."""
+
+    def apply(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, alpha: Any = 1) -> torch.Tensor:
+        product = _times(multiply(a, b), alpha)
+        if not isinstance(beta, TensorScalar) and beta == 0:  # what is in ``x`` does not matter then
+            return product.expand(torch.broadcast_shapes(x.shape, product.shape))
+        return torch.add(_times(x, beta), product)
+
+    return apply
+
+
 def _elementwise(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def apply(x: Any, y: Any, **kwargs: Any) -> torch.Tensor:
         like = x if isinstance(x, torch.Tensor) else y
@@ -125,6 +227,7 @@ def _elementwise(function: Callable[..., torch.Tensor]) -> Callable[..., torch.T
     return apply
 
 
+_PRODUCTS = {"addmm": _product(torch.mm), "addmv": _product(torch.mv), "baddbmm": _product(torch.bmm)}
 _RULES: dict[str, Callable[..., torch.Tensor]] = {
     "add": _add,
     "sub": _sub,
@@ -147,6 +250,19 @@ _RULES: dict[str, Callable[..., torch.Tensor]] = {
     "scalar_tensor": _scalar_tensor,
     "masked_fill": _masked_fill,
     "where": _where,
+    "leaky_relu": _computed(_leaky_relu, 1),
+    "leaky_relu_backward": _computed(_leaky_relu_backward, 2),
+    "elu": _computed(_elu, 1),
+    "elu_backward": _computed(_elu_backward, 1),
+    "softplus": _computed(_softplus, 1),
+    "softplus_backward": _computed(_softplus_backward, 2),
+    "hardtanh": _computed(_hardtanh, 1),
+    "hardtanh_backward": _computed(_hardtanh_backward, 2),
+    "huber_loss": _computed(_huber, 2),
+    "huber_loss_backward": _computed(_huber_backward, 3),
+    "smooth_l1_loss": _computed(_smooth_l1, 2),
+    "smooth_l1_loss_backward": _computed(_smooth_l1_backward, 3),
+    **_PRODUCTS,
     **{name: _elementwise(getattr(torch, name)) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
 }
 
@@ -196,9 +312,10 @@ def call_with_scalars(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], re
     """
     name = op._schema.name.split("::")[1]
     in_place = name.endswith("_") and not name.endswith("__")
-    rule = _RULES.get(name.rstrip("_") if in_place else name)
-    if rule is None:
-        raise BackendError("SFX201", f"a number that changes from call to call is an argument of {op}")
+    base = name.rstrip("_") if in_place else name
+    rule = _RULES.get(base)
+    if rule is None or (base in _PRODUCTS and result_dtype in (torch.bfloat16, torch.float16)):  # rounded once
+        return _of_kernel(op, args, kwargs)
     try:
         out = rule(*args, **kwargs)
     except TypeError as error:
@@ -206,6 +323,15 @@ def call_with_scalars(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], re
     if in_place:
         return args[0].copy_(out)
     return out if result_dtype is None or out.dtype == result_dtype else out.to(result_dtype)
+
+
+def _of_kernel(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Calls torch's own kernel, which reads the numbers when the graph runs."""
+    bare = tuple(map(_bare, args)), {name: _bare(value) for name, value in kwargs.items()}
+    made = NotImplemented if has_tensor_scalar(bare) else call_with_tensors(op, *bare)
+    if made is NotImplemented:
+        raise BackendError("SFX201", f"a number that changes from call to call is an argument of {op}")
+    return made
 
 
 def call_number(function: Any, args: tuple[Any, ...]) -> TensorScalar:

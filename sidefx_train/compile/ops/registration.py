@@ -11,7 +11,12 @@ _library = torch.library.Library("sidefx", "FRAGMENT")
 
 
 def define_operator(
-    schema: str, kernel: Callable[..., Any], fake: Callable[..., Any] | None = None, key: str = "CPU"
+    schema: str,
+    kernel: Callable[..., Any],
+    fake: Callable[..., Any] | None = None,
+    key: str = "CPU",
+    tags: tuple[torch.Tag, ...] = (),
+    meta: Callable[..., Any] | None = None,
 ) -> None:
     """Defines ``torch.ops.sidefx.<name>``.
 
@@ -20,9 +25,13 @@ def define_operator(
         kernel: the implementation.
         fake: the same for fake tensors; ``None`` for an overload that is not traced.
         key: the dispatch key of the kernel.
+        tags: what the operator is known for.
+        meta: the implementation for meta tensors, in place of ``fake``; its registration takes no time.
     """
     name = schema.partition("(")[0]
-    _library.define(schema)
+    _library.define(schema, tags=tags)
     _library.impl(name, kernel, key)
+    if meta is not None:
+        _library.impl(name, meta, "Meta")
     if fake is not None:
         torch.library.register_fake(f"sidefx::{name}", fake, lib=_library)

@@ -15,6 +15,7 @@ from torch import fx
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.recording.constant_folding import constant_value
+from sidefx_train.compile.capture.recording.decoys import Decoys
 from sidefx_train.compile.capture.recording.eager_parity.derivatives import fill_picked, multiplies_picked
 from sidefx_train.compile.capture.recording.eager_parity.foreach import count_lists, one_after_another
 from sidefx_train.compile.capture.recording.eager_parity.kernel_errors import check_kernel
@@ -67,6 +68,7 @@ class RepeatingMode(compat.RecordingMode):
     Attributes:
         grad_switched: an operation was recorded with autograd off.
         observer: called with each operation and its arguments, if set.
+        decoys: stand for changing numbers whose values C++ code reads.
         cursors: next draw to repeat, by device type; absent while new numbers are drawn.
     """
 
@@ -75,6 +77,7 @@ class RepeatingMode(compat.RecordingMode):
         self.graph_tracer = tracer
         self.cursors: dict[str, int] = {}
         self.grad_switched = False
+        self.decoys = Decoys(tracer)
         self.observer: Any = None
         self._lines: dict[int, Location | None] = {}  # by sequence number of the autograd node
 
@@ -147,7 +150,16 @@ class RepeatingMode(compat.RecordingMode):
                 return self._repeat(func, drawn, args, kwargs or {})
         check_kernel(func, args, kwargs or {})
         empty = unfilled(func, kwargs or {})
+        wanted = self.decoys.among(args, kwargs or {})
+        if wanted:
+            with self:  # arithmetic on the numbers is recorded
+                numbers = self.decoys.nodes_of(wanted)
+            self._forget_constants((args, kwargs or {}))
+        since = self.graph_tracer.last_node() if wanted else None
         made = super().__torch_dispatch__(func, types, args, kwargs or {})
+        if since is not None:
+            self.decoys.replace(numbers, since)
+            self._forget_constants(made)
         self._lay_out(func, args, kwargs or {}, made)
         if empty:
             lay_out_filled(func, args, kwargs or {}, empty)
@@ -169,6 +181,15 @@ class RepeatingMode(compat.RecordingMode):
         self._note_place(func)
         mark(func, args, self.graph_tracer.graph)
         return made
+
+    def _forget_constants(self, value: Any) -> None:
+        """Forgets the contents of tensors that are computed from a decoy."""
+        if isinstance(value, dict):
+            value = tuple(value.values())
+        if type(value) is compat.FakeTensor:
+            compat.forget_constant(value, self.tracer)
+        for each in value if isinstance(value, (list, tuple)) else ():
+            self._forget_constants(each)
 
     def _lay_out(self, func: Any, args: Any, kwargs: Any, made: Any) -> None:
         before = made.stride() if isinstance(made, torch.Tensor) and made.layout is torch.strided else ()

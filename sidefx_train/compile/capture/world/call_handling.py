@@ -463,6 +463,8 @@ class Calls:
     def guarded(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs C code; torch's errors about unknown values stop the capture."""
         try:
+            if any(type(value) is torch.SymFloat for value in (*args, *kwargs.values())):
+                fn, args, kwargs = self.tracer.proxy_mode.decoys.given_to(fn, args, kwargs)
             if type(fn) is types.FunctionType:
                 return deferred_warnings.call_watched(self.world, fn, args, kwargs)
             return fn(*args, **kwargs)

@@ -1,0 +1,395 @@
+"""Changing numbers as arguments whose values torch's C++ code reads.
+
+A symbolic float passes through torch's C++ code only where a schema says ``Scalar`` and no derivative computes with
+it. ``dropout(x, p)`` takes a ``double``, and the derivative of ``lerp`` computes ``1 - weight``: both would make the
+number a constant. Such a call runs with a *decoy* instead, a float that occurs nowhere else. A constant of a recorded
+operation that is the decoy, or a simple function of it (``1 - p``), is replaced by the symbolic number, in the forward
+and in any derivative.
+
+That is right if C++ code only passes the number on or computes one of the known functions. Before the call is recorded
+it therefore runs twice on other fake tensors, forward and two derivatives, with two decoys: operations must be the
+same, and every constant that differs must be known. Code that branches on a number compares it with -1, 0, 1, 2,
+infinity or another number of the call: the decoy lies between the same two of them, which is guarded.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from itertools import combinations, pairwise
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from sidefx_train import torch_compat as compat
+from sidefx_train.compile.graph.number_arguments import replace_constants, takes_double
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.recording.interfaces import GraphRecorder
+
+aten = torch.ops.aten
+Place = tuple[float, float]
+Stream = list[tuple[Any, ...]]
+Derived = tuple[Callable[[Any], Any], set[str]]
+
+_BOUNDS = (-math.inf, -1.0, 0.0, 1.0, 2.0, math.inf)
+_UNBOUNDED = 10.0
+"""Decoys above the largest finite bound, or below the smallest, are at most this far away."""
+_GOLDEN = 0.6180339887498949
+_ORDERS = 2
+"""Derivatives compared."""
+
+_BRANCHING = frozenset({"pow", "lerp", "norm", "linalg_vector_norm", "renorm", "dist", "rrelu", "xlogy", "rpow"})
+"""Functions with a ``Scalar`` on whose value a derivative depends."""
+_DERIVED_ONLY = frozenset({"pow", "lerp", "xlogy"})
+"""Those of :data:`_BRANCHING` whose forward keeps the number symbolic."""
+_FUNCTIONS = frozenset({"torch.nn.functional", "torch.nn.init", "torch.functional"})
+"""Modules of Python functions that run natively and pass numbers to C++ code."""
+_SHAPING = ("interpolate", "upsample", "arange", "range", "linspace", "logspace", "_upsample", "isclose", "allclose")
+"""Functions that compute a size or a truth value with the number."""
+
+_ROOT = compat.SYMBOLIC_MATH[math.sqrt]
+_ALPHA = 1.7580993408473766
+"""Scale of ``alpha_dropout``."""
+
+
+def _alpha_scale(p: Any) -> Any:
+    return 1.0 / _ROOT((_ALPHA * _ALPHA * p + 1) * (1 - p))
+
+
+_STEPS: dict[str, Callable[[Any], Any]] = {
+    "1 - x": lambda x: 1 - x,
+    "x - 1": lambda x: x - 1,
+    "x - 2": lambda x: x - 2,
+    "-x": lambda x: -x,
+    "1 / x": lambda x: 1.0 / x,
+    "x + 1": lambda x: x + 1,
+}
+"""What C++ code computes with a number; derivatives do so repeatedly (``1 / (1 - p)``)."""
+_WHOLE: tuple[Callable[[Any], Any], ...] = (
+    _ROOT,
+    _alpha_scale,
+    lambda x: _ALPHA * _alpha_scale(x),
+    lambda x: _ALPHA * _alpha_scale(x) * x,
+)
+_DEPTH = 3
+
+
+class Decoys:
+    """The decoys of one capture.
+
+    Attributes:
+        symbols: functions that compute the symbolic number, by the constant that stands for it.
+    """
+
+    def __init__(self, tracer: GraphRecorder) -> None:
+        self.tracer = tracer
+        self.symbols: dict[float, Callable[[], Any]] = {}
+        self._chosen: dict[tuple[fx.Node, Place], float] = {}
+        self._count = 0
+
+    # --- calls
+
+    def given_to(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
+        """Returns a call with decoys in place of its symbolic floats; unchanged where that is not needed, or wrong."""
+        call = fn, args, kwargs
+        owner = getattr(fn, "__self__", None)
+        if type(owner) is compat.FakeTensor:
+            fn, args = getattr(torch.Tensor, fn.__name__), (owner, *args)
+        numbers = _numbers(fn, args, kwargs)
+        if not numbers or compat.inside_transform():
+            return call
+        limits = _limits(args, kwargs)
+        found = [_between(compat.hint_of(number), limits) for number in numbers]
+        between = [place for place in found if place is not None]
+        sizes = _sizes((*args, *kwargs.values()))
+        if sizes is None or len(between) < len(numbers) or not _specializes(fn, numbers, args, kwargs):
+            return call
+        streams, constants = [], []
+        for _ in range(2):
+            values = self._new(numbers, between)
+            try:
+                streams.append(_stream(fn, *_with(numbers, values, (args, kwargs))))
+            except Exception:  # the call raises, or a derivative does: as without a decoy
+                return call
+            constants.append([_derived(value, sizes) for value in values])
+        if not _explained(*streams, *constants):
+            return call
+        chosen = self._chosen_for(numbers, between, sizes)
+        if not _in_order(numbers, chosen):
+            return call
+        _guard(numbers, between)
+        return (fn, *_with(numbers, chosen, (args, kwargs)))
+
+    def _new(self, numbers: list[torch.SymFloat], between: list[Place]) -> list[float]:
+        """Returns new decoys, in the order of the numbers."""
+        values = []
+        for low, high in between:
+            self._count += 1
+            part = 0.05 + 0.9 * math.modf(self._count * _GOLDEN)[0]
+            if math.isinf(high):
+                values.append(low + _UNBOUNDED * part)
+            elif math.isinf(low):
+                values.append(high - _UNBOUNDED * part)
+            else:
+                values.append(low + (high - low) * part)
+        ranks = sorted(range(len(numbers)), key=lambda i: float(compat.hint_of(numbers[i])))
+        return [value for _, value in sorted(zip(ranks, sorted(values), strict=True))]
+
+    def _chosen_for(self, numbers: list[torch.SymFloat], between: list[Place], sizes: frozenset[int]) -> list[float]:
+        """Returns the numbers' decoys for the whole capture, and remembers what is computed from them."""
+        chosen = []
+        for number, place, new in zip(numbers, between, self._new(numbers, between), strict=True):
+            value = self._chosen.setdefault((self.tracer.node_of(number), place), new)
+            for constant, (function, _) in _derived(value, sizes).items():
+                self.symbols.setdefault(constant, functools.partial(function, number))
+            chosen.append(value)
+        return chosen
+
+    # --- recorded operations
+
+    def among(self, args: Any, kwargs: Any) -> list[float]:
+        """Returns the constants among the arguments that stand for symbolic numbers."""
+        if not self.symbols:
+            return []
+        return [value for value in _constants((args, kwargs)) if type(value) is float and value in self.symbols]
+
+    def nodes_of(self, constants: list[float]) -> dict[float, fx.Node]:
+        """Returns the nodes that compute the numbers which constants stand for."""
+        return {constant: self.tracer.node_of(self.symbols[constant]()) for constant in constants}
+
+    def replace(self, nodes: dict[float, fx.Node], since: fx.Node) -> None:
+        """Replaces constants of the nodes recorded after ``since``."""
+        node = self.tracer.last_node()
+        while node is not since:
+            replace_constants(node, nodes)
+            node = node.prev
+
+
+def _numbers(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.SymFloat]:
+    """Returns the symbolic floats of a call, if torch's C++ code would read them."""
+    given = (*args, *kwargs.values())
+    numbers = {id(value): value for value in given if type(value) is torch.SymFloat}
+    name = str(getattr(fn, "__name__", "")).strip("_")
+    if type(fn) is FunctionType:
+        reads = fn.__module__ in _FUNCTIONS and not name.startswith(_SHAPING)
+    else:
+        reads = reads_numbers(name)
+    if not numbers or not reads or any(map(compat.is_unbacked, numbers.values())):
+        return []
+    if name in _DERIVED_ONLY and not (
+        torch.is_grad_enabled() and any(isinstance(value, torch.Tensor) and value.requires_grad for value in given)
+    ):
+        return []
+    return list(numbers.values())
+
+
+@functools.lru_cache(maxsize=512)
+def reads_numbers(name: str) -> bool:
+    """Returns True if torch's C++ code reads the value of a number argument of the function ``name``."""
+    if name.startswith(_SHAPING):
+        return False
+    if name in _BRANCHING:
+        return True
+    packets = (getattr(aten, each, None) for each in (name, f"{name}_", f"{name}_loss"))
+    operators = (getattr(packet, each) for packet in packets if packet is not None for each in packet.overloads())
+    return any(takes_double(op) for op in operators)
+
+
+def _limits(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[float]:
+    """Returns what C++ code may compare the numbers of a call with: its other numbers too."""
+    given = {float(value) for value in (*args, *kwargs.values()) if type(value) is float and value == value}
+    return sorted({*_BOUNDS, *given})
+
+
+def _between(value: float, limits: list[float]) -> Place | None:
+    """Returns the neighbors of a number among ``limits``; ``None`` for one of them and for NaN."""
+    return next(((a, b) for a, b in pairwise(limits) if a < value < b), None)
+
+
+def _sizes(given: tuple[Any, ...]) -> frozenset[int] | None:
+    """Returns the sizes of the tensors; ``None`` if there are tensors of other classes, or numbers in lists."""
+    found = set()
+    for value in given:
+        if isinstance(value, torch.Tensor):
+            if type(value) is not compat.FakeTensor or value.layout is not torch.strided:
+                return None
+            found |= {size for size in value.shape if type(size) is int and size > 0}
+        elif isinstance(value, (list, tuple, dict)) and any(type(item) not in (int, torch.SymInt) for item in value):
+            return None
+    return frozenset(found)
+
+
+def _derived(value: float, sizes: frozenset[int]) -> dict[float, Derived]:
+    """Returns what C++ code computes with a number, by the result: the function, and every way to name it."""
+    known: dict[float, Derived] = {}
+
+    def add(name: str, constant: float, function: Callable[[Any], Any]) -> None:
+        if constant not in _BOUNDS:
+            known.setdefault(constant, (function, set()))[1].add(name)
+
+    add("x", value, lambda x: x)
+    level: dict[str, tuple[float, Callable[[Any], Any]]] = {"x": (value, lambda x: x)}
+    for _ in range(_DEPTH):
+        above = {}
+        for name, (constant, inner) in level.items():
+            for label, step in _STEPS.items():
+                if constant != 0.0:
+                    above[f"{name}, {label}"] = made, function = step(constant), _after(step, inner)
+                    add(f"{name}, {label}", made, function)
+        level = above
+    for size in sorted(sizes):
+        add(f"x / {size}", value / size, _divided(size))
+    for number, whole in enumerate(_WHOLE):
+        try:
+            add(f"function {number}", whole(value), whole)
+        except (ValueError, ZeroDivisionError):
+            continue
+    return known
+
+
+def _divided(size: int) -> Callable[[Any], Any]:
+    return lambda x: x / size
+
+
+def _after(step: Callable[[Any], Any], inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda x: step(inner(x))
+
+
+def _with(numbers: list[Any], values: list[Any], given: Any) -> Any:
+    args, kwargs = given
+    instead = {id(number): value for number, value in zip(numbers, values, strict=True)}
+    return tuple(instead.get(id(a), a) for a in args), {name: instead.get(id(a), a) for name, a in kwargs.items()}
+
+
+# --- order and guards
+
+
+def _in_order(numbers: list[torch.SymFloat], values: list[float]) -> bool:
+    """Returns True if decoys are in the order of their numbers."""
+    real = [float(compat.hint_of(number)) for number in numbers]
+    return all(
+        (real[i] < real[j], real[i] > real[j]) == (values[i] < values[j], values[i] > values[j])
+        for i, j in combinations(range(len(numbers)), 2)
+    )
+
+
+def _guard(numbers: list[torch.SymFloat], between: list[Place]) -> None:
+    """Guards that the numbers stay between their limits, and in their order."""
+    for number, (low, high) in zip(numbers, between, strict=True):
+        if not math.isinf(low):
+            bool(number > low)
+        if not math.isinf(high):
+            bool(number < high)
+    for a, b in combinations(numbers, 2):
+        bool(a < b)
+        bool(a > b)
+
+
+# --- trial runs
+
+
+class _Listener(compat.TorchDispatchMode):
+    """Notes operations, their constants and the sizes of their results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stream: Stream = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        shapes = [tuple(map(str, t.shape)) for t in _tensors(made)]
+        self.stream.append((func, *_constants((args, kwargs or {})), *shapes))
+        return made
+
+
+def _specializes(fn: Any, numbers: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Returns True if a call, or its derivative, turns a symbolic number into a constant."""
+    env = compat.new_shape_env()
+    others = [compat.new_symbolic_number(env, float(compat.hint_of(number)), "trial") for number in numbers]
+    try:
+        _stream(fn, *_with(numbers, others, (args, kwargs)))
+    except Exception:
+        return True
+    return any(compat.is_equality(condition) for condition in compat.recorded_conditions(env))
+
+
+def _stream(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Stream:
+    """Runs a call on new fake tensors, with derivatives, and returns its operations."""
+    stream: Stream = []
+    for create_graph in (False, True):
+        leaves: dict[int, torch.Tensor] = {}
+
+        def new(value: Any, leaves: dict[int, torch.Tensor] = leaves) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            if id(value) not in leaves:
+                with torch.no_grad():
+                    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+                leaves[id(value)] = made.requires_grad_(value.requires_grad)
+            leaf = leaves[id(value)]
+            return leaf.clone() if leaf.requires_grad else leaf  # a leaf could not be written
+
+        with compat.no_recording(), _Listener() as listener:
+            out = fn(*map(new, args), **{name: new(value) for name, value in kwargs.items()})
+            outs = [t for t in _tensors(out) if t.requires_grad]
+            wanted = [leaf for leaf in leaves.values() if leaf.requires_grad]
+            for order in range(_ORDERS if create_graph else 1):
+                if not outs or not wanted:
+                    break
+                given = [torch.empty_like(t, requires_grad=create_graph) for t in outs]
+                try:
+                    grads = torch.autograd.grad(outs, wanted, given, create_graph=create_graph, allow_unused=True)
+                except RuntimeError as error:  # also NotImplementedError
+                    if order and "derivative" in str(error):
+                        break  # the program could not compute it either
+                    raise
+                outs = [g for g in grads if g is not None and g.requires_grad]
+                wanted = [*wanted, *given]
+        stream += listener.stream
+    return stream
+
+
+def _explained(first: Stream, second: Stream, known: list[Any], again: list[Any]) -> bool:
+    """Returns True if two runs differ only in constants that are the same function of their decoys."""
+    if len(first) != len(second):
+        return False
+    before, after = _names(known), _names(again)
+    for one, other in zip(first, second, strict=True):
+        if len(one) != len(other):
+            return False
+        for a, b in zip(one, other, strict=True):
+            if type(a) is not type(b):
+                return False
+            if a != b and (a != a or not before.get(a, set()) & after.get(b, set())):
+                return False
+    return True
+
+
+def _names(known: list[dict[float, Derived]]) -> dict[float, set[tuple[int, str]]]:
+    """Returns the names of constants, with the position of their number."""
+    return {
+        constant: {(i, name) for name in names}
+        for i, table in enumerate(known)
+        for constant, (_, names) in table.items()
+    }
+
+
+def _constants(value: Any) -> list[Any]:
+    """Returns the numbers in nested arguments, and the type of everything else."""
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, (list, tuple)):
+        return [constant for item in value for constant in _constants(item)]
+    if type(value) in compat.SYMBOLS:
+        return [str(compat.symbol_of(value))]
+    if type(value) in (int, float, bool, str) or isinstance(value, torch.dtype):
+        return [value]
+    return [type(value).__name__]
+
+
+def _tensors(made: Any) -> list[torch.Tensor]:
+    return [t for t in (made if isinstance(made, (list, tuple)) else (made,)) if isinstance(t, torch.Tensor)]

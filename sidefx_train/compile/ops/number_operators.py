@@ -1,0 +1,148 @@
+"""Operators of torch whose numbers are 0-dim tensors: ``sidefx::huber_loss.default(Tensor, Tensor, int, Tensor)``.
+
+Generated code cannot pass a changing number to a kernel of torch's, but can pass the tensor that holds it. The kernel
+is torch's own, called with the tensors' values.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from sidefx_train.compile.ops.registration import define_operator
+
+aten = torch.ops.aten
+
+_NAMES = (
+    "_cdist_backward", "_cdist_forward", "_pdist_backward", "_pdist_forward",
+    "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward", "addbmm",
+    "addmm", "addmv", "addr", "baddbmm", "bernoulli.p", "cauchy", "celu", "constant_pad_nd", "copysign.Scalar", "elu", "elu_backward",
+    "embedding_renorm", "exponential", "geometric", "hardshrink", "hardshrink_backward", "hardtanh",
+    "hardtanh_backward", "histc", "huber_loss", "huber_loss_backward", "index_add", "index_fill.int_Scalar",
+    "leaky_relu", "leaky_relu_backward", "linalg_vector_norm", "log_normal", "logit", "logit_backward",
+    "multi_margin_loss", "multi_margin_loss_backward", "nan_to_num", "native_dropout", "native_dropout_backward",
+    "native_group_norm", "native_layer_norm", "norm.Scalar", "norm.ScalarOpt_dim", "normal.Tensor_float",
+    "normal.float_Tensor", "normal_functional", "renorm", "rrelu_with_noise_backward", "scatter.value",
+    "smooth_l1_loss", "smooth_l1_loss_backward", "softplus", "softplus_backward", "softshrink", "softshrink_backward",
+    "std.correction", "std_mean.correction", "threshold", "threshold_backward", "uniform", "var.correction",
+    "var_mean.correction", "xlogy.Scalar_Other",
+)  # fmt: skip
+"""Operators that return new tensors, whose sizes do not depend on a number."""
+
+_DRAWS = {"bernoulli_.float": "bernoulli.p", "normal_": "normal_functional"}
+"""Operators that write to their first argument, if the one that returns a new tensor has another name."""
+
+_NUMBERS = {
+    "float": "Tensor",
+    "Scalar": "Tensor",
+    "number": "Tensor",
+    "Optional[float]": "Tensor?",
+    "Optional[number]": "Tensor?",
+}
+_TYPES = {
+    "Tensor": "Tensor", "Optional[Tensor]": "Tensor?", "int": "int", "Optional[int]": "int?", "bool": "bool",
+    "Optional[bool]": "bool?", "List[int]": "int[]", "Optional[List[int]]": "int[]?", "List[bool]": "bool[]",
+}  # fmt: skip
+_ANY = 0.5
+"""A number with which fake tensors are computed: their sizes do not depend on it."""
+
+
+def _op(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(aten, packet, None), overload or "default", None)
+
+
+class NumberOperator:
+    """An operator in the namespace ``sidefx`` that calls one of torch's.
+
+    Attributes:
+        op: torch's operator.
+    """
+
+    def __init__(self, op: Any) -> None:
+        self.op = op
+        self.name = f"{op._schema.name.removeprefix('aten::')}_{op._overloadname}_of_tensors"
+        self._arguments = op._schema.arguments
+        self._kinds = [str(argument.type) for argument in self._arguments]
+        self._is_number = [kind in _NUMBERS for kind in self._kinds]
+        passed = [
+            f"{_NUMBERS.get(kind) or _TYPES[kind]} {argument.name if argument.name != 'from' else 'low'}"
+            for argument, kind in zip(self._arguments, self._kinds, strict=True)
+            if kind in _NUMBERS or kind in _TYPES
+        ]
+        results = ", ".join("Tensor" for _ in op._schema.returns)
+        results = f"({results})" if len(op._schema.returns) > 1 else results
+        define_operator(
+            f"{self.name}({', '.join(passed)}) -> {results}",
+            self._kernel,
+            key="CompositeExplicitAutograd",
+            tags=tuple(tag for tag in op.tags if tag == torch.Tag.nondeterministic_seeded),
+            meta=self._fake,
+        )
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls it with torch's arguments, in which some numbers are 0-dim tensors.
+
+        Raises:
+            TypeError: an argument can only be passed to torch's operator.
+        """
+        given = []
+        for i, (argument, kind) in enumerate(zip(self._arguments, self._kinds, strict=True)):
+            value = args[i] if i < len(args) else kwargs.get(argument.name, argument.default_value)
+            if kind in _NUMBERS:
+                if type(value) in (int, float):
+                    value = torch.full((), float(value), dtype=torch.float64)
+                given.append(value)
+            elif kind in _TYPES:
+                given.append(value)
+            elif value is not None:
+                raise TypeError(f"argument {argument.name} of {self.op}")
+        return getattr(torch.ops.sidefx, self.name).default(*given)
+
+    def _call(self, given: tuple[Any, ...], number: Any) -> Any:
+        rest = iter(given)
+        args, kwargs = [], {}
+        for argument, kind in zip(self._arguments, self._kinds, strict=True):
+            value = next(rest) if kind in _NUMBERS or kind in _TYPES else None
+            value = number(value) if kind in _NUMBERS and value is not None else value
+            if argument.kwarg_only:
+                kwargs[argument.name] = value
+            else:
+                args.append(value)
+        return self.op(*args, **kwargs)
+
+    def _kernel(self, *given: Any) -> Any:
+        return self._call(given, torch.Tensor.item)
+
+    def _fake(self, *given: Any) -> Any:
+        return self._call(given, lambda value: _ANY)
+
+
+def _known() -> dict[Any, NumberOperator]:
+    ops = (_op(name) for name in _NAMES)
+    return {
+        op: NumberOperator(op)
+        for op in ops
+        if op is not None and not op._schema.is_mutable and all(str(r.type) == "Tensor" for r in op._schema.returns)
+    }
+
+
+OPERATORS = _known()
+"""The operators, by torch's."""
+
+
+def call_with_tensors(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Calls torch's operator with 0-dim tensors for some numbers; :data:`NotImplemented` if it has no such form."""
+    name = op._schema.name.removeprefix("aten::")
+    full = name if op._overloadname == "default" else f"{name}.{op._overloadname}"
+    packet, _, overload = full.partition(".")
+    in_place = full in _DRAWS or (packet.endswith("_") and not packet.startswith("_"))
+    known = OPERATORS.get(_op(_DRAWS.get(full) or f"{packet[:-1]}.{overload}") if in_place else op)
+    if known is None:
+        return NotImplemented
+    try:
+        made = known(args, kwargs)
+    except TypeError:
+        return NotImplemented
+    return args[0].copy_(made) if in_place else made

@@ -1,0 +1,223 @@
+"""Steps that pass a number, another one at each call, to an operator of torch's list, forward and backward.
+
+    python tests/fuzz/changing_numbers.py                        every operator, on each backend, as a table
+    python tests/fuzz/changing_numbers.py --backend inductor huber lerp    those whose names contain one of these
+    python tests/fuzz/changing_numbers.py -v                     with the reasons
+
+An operator is captured once with its first number and once more with a symbolic one; then it should replay. Exits with
+1 if results differ from eager's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.dirname(os.path.dirname(HERE)))
+
+import torch  # noqa: E402
+from torch.utils import _pytree as pytree  # noqa: E402
+
+import sidefx_train  # noqa: E402
+from tests.opinfo.run import operators  # noqa: E402
+from tests.opinfo.variants import fresh, gradients, leaves, reasons  # noqa: E402
+
+BACKENDS = ("eager", "aot_eager", "inductor")
+FACTORS = (1.0, 1.02, 1.05, 1.03)
+"""The number of each call, relative to that of the operator's sample; also below 1, where larger ones are invalid."""
+CLOSE = 1e-3
+SEED = 5
+
+REPLAYS, EACH_VALUE, EAGER, DIFFERS = "replays", "captured at each value", "eager", "differs"
+
+_NUMBERS = frozenset({"alpha", "beta", "value", "p", "min", "max", "margin", "exponent", "negative_slope", "lambd"})
+"""Names of arguments that are numbers even if a sample has an integer there."""
+_SHAPE = frozenset({"start", "end", "step", "steps", "scale_factor", "recompute_scale_factor", "rtol", "atol", "rcond"})
+
+
+class State:
+    """The changing number."""
+
+    value = 0.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """An operator with one number to change.
+
+    Attributes:
+        name: the operator and the position or name of the argument.
+        op: its ``OpInfo``.
+        sample: its sample.
+        place: position or name of the number.
+        values: the numbers of the calls.
+    """
+
+    name: str
+    op: Any
+    sample: Any
+    place: int | str
+    values: tuple[float, ...]
+
+    def call(self, given: tuple[Any, ...], number: Any) -> Any:
+        x, args, kwargs = given
+        if isinstance(self.place, int):
+            args = (*args[: self.place], number, *args[self.place + 1 :])
+        else:
+            kwargs = {**kwargs, self.place: number}
+        return self.sample.output_process_fn_grad(self.op.op(x, *args, **kwargs))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What happened to a case on one backend, and why."""
+
+    case: str
+    backend: str
+    kind: str
+    why: str = ""
+
+
+def _places(sample: Any) -> Iterator[tuple[int | str, float]]:
+    for place, value in [*enumerate(sample.args), *sample.kwargs.items()]:
+        named = type(value) is int and place in _NUMBERS and value > 0
+        if (type(value) is float or named) and place not in _SHAPE and 0 < abs(value) < 1e4:
+            yield place, float(value)
+
+
+def cases(names: tuple[str, ...] = ()) -> Iterator[Case]:
+    """Yields one case for each operator and number argument in its samples.
+
+    Args:
+        names: only operators whose names contain one of these.
+    """
+    for name, op in operators().items():
+        if names and not any(part in name for part in names):
+            continue
+        seen = set()
+        differentiable = op.supports_autograd
+        try:
+            samples = list(op.sample_inputs("cpu", torch.float32, requires_grad=differentiable))
+        except Exception:
+            continue  # it takes no floats, or needs a library that is not installed
+        for sample in samples:
+            for place, value in _places(sample):
+                if place in seen:
+                    continue
+                for factors in (FACTORS, tuple(1 / factor for factor in FACTORS)):
+                    case = Case(f"{name} [{place}]", op, sample, place, tuple(value * f for f in factors))
+                    if _is_valid(case):
+                        seen.add(place)
+                        yield case
+                        break
+
+
+def _run(case: Case, step: Any, state: State, number: float) -> Any:
+    state.value = number
+    given = fresh((case.sample.input, case.sample.args, case.sample.kwargs))
+    torch.manual_seed(SEED)
+    return step(given)
+
+
+def _step_of(case: Case, state: State) -> Any:
+    def step(given: tuple[Any, ...]) -> Any:
+        out = case.call(given, state.value)
+        return pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, out), gradients(out, leaves(given))
+
+    return step
+
+
+def _is_valid(case: Case) -> bool:
+    state = State()
+    step = _step_of(case, state)
+    try:
+        for number in case.values:
+            _run(case, step, state, number)
+    except Exception:
+        return False
+    return True
+
+
+def _equal(want: Any, have: Any, exact: bool) -> bool:
+    wanted, had = pytree.tree_leaves(want), pytree.tree_leaves(have)
+    if len(wanted) != len(had):
+        return False
+    for a, b in zip(wanted, had, strict=True):
+        if not isinstance(a, torch.Tensor):
+            continue
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return False
+        tolerance = 0.0 if exact else CLOSE
+        if not torch.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True):
+            return False
+    return True
+
+
+def check(case: Case, backend: str) -> Outcome:
+    """Runs a case eagerly and captured, and compares.
+
+    Args:
+        case: the operator and its number.
+        backend: name of the backend.
+    """
+    state = State()
+    step = _step_of(case, state)
+    compiled = sidefx_train.compile(step, backend=backend, rng="eager")
+    for number in case.values:
+        want = _run(case, step, state, number)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                have = _run(case, compiled, state, number)
+        except Exception as error:
+            return Outcome(case.name, backend, DIFFERS, f"{type(error).__name__}: {error}".splitlines()[0])
+        if not _equal(want, have, exact=backend == "eager"):
+            return Outcome(case.name, backend, DIFFERS, f"at {number}")
+    why = reasons(compiled)
+    if why:
+        return Outcome(case.name, backend, EAGER, why)
+    report = compiled.report()
+    last = str(report.recaptures[-1].new) if report.recaptures else ""
+    return Outcome(case.name, backend, REPLAYS if len(report.captures) <= 2 else EACH_VALUE, last)
+
+
+def table(outcomes: list[Outcome], verbose: bool = False) -> str:
+    """Returns the outcomes by backend and kind, as text."""
+    groups = defaultdict(list)
+    for outcome in outcomes:
+        groups[outcome.backend, outcome.kind].append(outcome)
+    lines = []
+    for (backend, kind), found in sorted(groups.items()):
+        lines.append(f"{backend}: {kind}: {len(found)}")
+        if verbose and kind != REPLAYS:
+            lines += [f"    {each.case}: {each.why}" for each in found]
+        else:
+            lines.append("    " + ", ".join(each.case for each in found))
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Runs the cases named on the command line; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--backend", choices=BACKENDS, action="append")
+    parser.add_argument("-v", "--verbose", action="store_true")
+    given = parser.parse_args()
+    outcomes = []
+    for case in cases(tuple(given.names)):
+        for backend in given.backend or BACKENDS:
+            outcomes.append(check(case, backend))
+            print(f"{outcomes[-1].case:50} {backend:10} {outcomes[-1].kind}", file=sys.stderr, flush=True)
+    print(table(outcomes, given.verbose))
+    return any(outcome.kind == DIFFERS for outcome in outcomes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 
 from sidefx_train.compile.functionalization import memory_format as layouts
+from sidefx_train.compile.functionalization.tensor_scalar_ops import TensorScalar
 from sidefx_train.compile.ops import ctc_loss, mkldnn_rnn
+from sidefx_train.errors import BackendError
 
 aten = torch.ops.aten
 
@@ -27,6 +29,26 @@ def _native_batch_norm(
     mean.copy_(new_mean)
     var.copy_(new_var)
     return out, saved_mean, saved_rstd
+
+
+def batch_norm_with_changing_momentum(
+    x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: Any, eps: Any
+) -> Any:
+    """``native_batch_norm`` whose momentum is a 0-dim tensor: the statistics of the batch are mixed in outside of it.
+
+    Raises:
+        BackendError: ``eps`` is a tensor too.
+    """
+    if isinstance(eps, TensorScalar):
+        raise BackendError("SFX201", "a number that changes from call to call is eps of a batch norm")
+    if not training or mean is None or not isinstance(momentum, TensorScalar):
+        return _native_batch_norm(x, weight, bias, mean, var, training, 0.0, eps)
+    of_batch, var_of_batch = mean.clone(), var.clone()
+    made = _native_batch_norm(x, weight, bias, of_batch, var_of_batch, True, 1.0, eps)
+    share = momentum.value.to(mean.dtype)
+    for kept, new in ((mean, of_batch), (var, var_of_batch)):
+        kept.copy_(share * new + (1 - share) * kept)
+    return made
 
 
 def _batch_norm_into(*args: Any, out: Any, save_mean: Any, save_invstd: Any) -> Any:

@@ -17,7 +17,11 @@ from sidefx_train import torch_compat as compat
 from sidefx_train.compile.functionalization import memory_format as layouts
 from sidefx_train.compile.functionalization.error_hazards import FACTORIZED, IndexUse
 from sidefx_train.compile.functionalization.fused_optimizers import fused_update, fused_update_op
-from sidefx_train.compile.functionalization.op_rewrites import CHANNELS_LAST, REWRITES
+from sidefx_train.compile.functionalization.op_rewrites import (
+    CHANNELS_LAST,
+    REWRITES,
+    batch_norm_with_changing_momentum,
+)
 from sidefx_train.compile.functionalization.optimizer_tail import is_fused_update
 from sidefx_train.compile.functionalization.scalar_placement import ScalarPlan, is_scalar_node, is_unknown_size
 from sidefx_train.compile.functionalization.synthetic_bases import members, place_in, view_of
@@ -372,6 +376,8 @@ class Retracer:
             return self._call_with_decoys(node, target, args, kwargs)
         rule = self.options.instead.get(node) or REWRITES.get(target)
         rule = rule or (CHANNELS_LAST.get(target) if self.options.channels_last else None)
+        if target is aten.native_batch_norm.default and has_tensor_scalar(args):
+            return batch_norm_with_changing_momentum(*args)
         if rule is not None:
             return rule(*args, **kwargs)
         if target in layouts.DRAWS and not has_tensor_scalar((args, kwargs)):

@@ -11,6 +11,7 @@ from torch import nn
 
 from sidefx_train.compile.functionalization.error_hazards import deferred_mutations, find_raising_ops
 from sidefx_train.compile.functionalization.functionalize import functionalize
+from sidefx_train.compile.functionalization.tensor_scalar_ops import TensorScalar, call_with_scalars
 from sidefx_train.compile.graph.alias_analysis import Aliases
 from sidefx_train.compile.graph.artifacts import IndexCheck
 from sidefx_train.compile.graph.fx_utils import written_args
@@ -130,17 +131,8 @@ def test_aliases_follow_views_and_in_place_operations() -> None:
 
 
 def test_number_without_a_tensor_form_is_refused() -> None:
-    def fn(x: torch.Tensor, s: Any) -> Any:
-        return F.leaky_relu(x, s)
-
-    try:
-        traced = trace_fn(fn, [torch.randn(3), 0.1])
-    except Exception:
-        pytest.skip("this torch specialises the number while tracing")
-    if not any(n.users for n in traced.module.graph.nodes if n.name == "arg1"):
-        pytest.skip("this torch specialises the number while tracing")
-    with pytest.raises(BackendError, match="leaky_relu"):
-        functionalize(traced, tensor_scalars=True)
+    with pytest.raises(BackendError, match="cumsum"):
+        call_with_scalars(torch.ops.aten.cumsum.default, (torch.randn(3), TensorScalar(torch.tensor(0.0))), {}, None)
 
 
 def test_convolutions_turn_images_once() -> None:

@@ -25,6 +25,7 @@ import torch
 from torch import fx
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.graph.number_arguments import replace_constants, takes_double
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ Stream = list[tuple[Any, ...]]
 Derived = tuple[Callable[[Any], Any], set[str]]
 
 _BOUNDS = (-math.inf, -1.0, 0.0, 1.0, 2.0, math.inf)
+_HIDING = frozenset({aten.lift_fresh.default, aten.lift.default, aten.lift_fresh_copy.default})
+"""Operations on tensors that Python or C++ code filled without the dispatcher."""
 _UNBOUNDED = 10.0
 """Decoys above the largest finite bound, or below the smallest, are at most this far away."""
 _GOLDEN = 0.6180339887498949
@@ -178,6 +181,8 @@ def _numbers(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tor
         reads = fn.__module__ in _FUNCTIONS and not name.startswith(_SHAPING)
     else:
         reads = reads_numbers(name)
+    if not (trace_rules.is_torch_callable(fn) or any(isinstance(value, torch.Tensor) for value in given)):
+        return []  # arithmetic of numbers: ``pow``
     if not numbers or not reads or any(map(compat.is_unbacked, numbers.values())):
         return []
     if name in _DERIVED_ONLY and not (
@@ -300,6 +305,8 @@ class _Listener(compat.TorchDispatchMode):
         self.stream: Stream = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _HIDING:
+            raise TypeError(f"{func} of a tensor that may hold a decoy")
         made = func(*args, **(kwargs or {}))
         shapes = [tuple(map(str, t.shape)) for t in _tensors(made)]
         self.stream.append((func, *_constants((args, kwargs or {})), *shapes))
@@ -335,6 +342,8 @@ def _stream(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Stream:
 
         with compat.no_recording(), _Listener() as listener:
             out = fn(*map(new, args), **{name: new(value) for name, value in kwargs.items()})
+            if not all(isinstance(t, (torch.Tensor, type(None))) for t in _items(out)):
+                raise TypeError(f"{fn} returns a number")  # which would be computed from the decoy
             outs = [t for t in _tensors(out) if t.requires_grad]
             wanted = [leaf for leaf in leaves.values() if leaf.requires_grad]
             for order in range(_ORDERS if create_graph else 1):
@@ -354,19 +363,24 @@ def _stream(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Stream:
 
 
 def _explained(first: Stream, second: Stream, known: list[Any], again: list[Any]) -> bool:
-    """Returns True if two runs differ only in constants that are the same function of their decoys."""
+    """Returns True if two runs differ only in constants that are the same function of their decoys, and in each of
+    them."""
     if len(first) != len(second):
         return False
     before, after = _names(known), _names(again)
+    seen: set[int] = set()
     for one, other in zip(first, second, strict=True):
         if len(one) != len(other):
             return False
         for a, b in zip(one, other, strict=True):
             if type(a) is not type(b):
                 return False
-            if a != b and (a != a or not before.get(a, set()) & after.get(b, set())):
-                return False
-    return True
+            if a != b:
+                common = before.get(a, set()) & after.get(b, set())
+                if not common:
+                    return False
+                seen |= {number for number, _ in common}
+    return len(seen) == len(known)  # another number may be hidden in a tensor that C++ code makes
 
 
 def _names(known: list[dict[float, Derived]]) -> dict[float, set[tuple[int, str]]]:
@@ -391,5 +405,9 @@ def _constants(value: Any) -> list[Any]:
     return [type(value).__name__]
 
 
+def _items(made: Any) -> tuple[Any, ...]:
+    return tuple(made) if isinstance(made, (list, tuple)) else (made,)
+
+
 def _tensors(made: Any) -> list[torch.Tensor]:
-    return [t for t in (made if isinstance(made, (list, tuple)) else (made,)) if isinstance(t, torch.Tensor)]
+    return [t for t in _items(made) if isinstance(t, torch.Tensor)]

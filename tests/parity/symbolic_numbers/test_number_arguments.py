@@ -1,0 +1,179 @@
+"""Numbers that change from call to call as arguments of operators: one graph for all values, and eager's results."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import sidefx_train
+
+TARGET = torch.tensor([1, 0, 3, 2])
+VALUES = (0.3, 0.33, 0.35, 0.45, 0.61)
+
+STEPS = {
+    "dropout": lambda x, v: F.dropout(x, v),
+    "dropout in place": lambda x, v: F.dropout(x * 1, v, inplace=True),
+    "dropout of channels": lambda x, v: F.dropout1d(x[None], v),
+    "alpha dropout": lambda x, v: F.alpha_dropout(x, v, training=True),
+    "label smoothing": lambda x, v: F.cross_entropy(x, TARGET, label_smoothing=v),
+    "label smoothing of probabilities": lambda x, v: F.cross_entropy(x, x.softmax(-1).detach(), label_smoothing=v),
+    "lerp": lambda x, v: x.lerp(x * 2, v),
+    "lerp in place": lambda x, v: (x * 1).lerp_(x * 2, v),
+    "pow": lambda x, v: (x.abs() + 0.1).pow(v),
+    "pow operator": lambda x, v: (x.abs() + 0.1) ** (v + 2),
+    "square": lambda x, v: x.abs() ** (v + 1),
+    "huber": lambda x, v: F.huber_loss(x, x.detach() * 2, delta=v),
+    "smooth l1": lambda x, v: F.smooth_l1_loss(x, x.detach() * 2, beta=v),
+    "margin": lambda x, v: F.triplet_margin_loss(x, x * 2, x - 1, margin=v),
+    "margins of a ranking": lambda x, v: F.margin_ranking_loss(x, x * 2, torch.ones(4, 4), margin=v),
+    "margin of an embedding": lambda x, v: F.hinge_embedding_loss(x, x.detach().sign(), margin=v),
+    "margins of classes": lambda x, v: F.multi_margin_loss(x, TARGET, margin=v),
+    "norm": lambda x, v: torch.linalg.vector_norm(x, v + 2),
+    "norm below one": lambda x, v: x.norm(v),
+    "norm of rows": lambda x, v: F.normalize(x, p=v + 1, dim=0),
+    "distance": lambda x, v: torch.cdist(x, x * 2, v + 1),
+    "attention": lambda x, v: F.scaled_dot_product_attention(*[x.view(1, 1, 4, 4)] * 3, scale=v),
+    "attention with a mask": lambda x, v: F.scaled_dot_product_attention(
+        *[x.view(1, 1, 4, 4)] * 3, attn_mask=x.detach(), scale=v
+    ),
+    "normal": lambda x, v: x + torch.empty(4, 4).normal_(0, v),
+    "uniform": lambda x, v: x + torch.empty(4, 4).uniform_(-v, v),
+    "bernoulli": lambda x, v: x * torch.empty(4, 4).bernoulli_(v),
+    "momentum": lambda x, v: F.batch_norm(x, torch.zeros(4), torch.ones(4), training=True, momentum=v),
+    "elu": lambda x, v: F.elu(x, v),
+    "leaky relu": lambda x, v: F.leaky_relu(x, v),
+    "softplus": lambda x, v: F.softplus(x, v),
+    "hardtanh": lambda x, v: F.hardtanh(x, -v, v),
+    "clamp": lambda x, v: x.clamp(-v, v),
+    "addmm": lambda x, v: torch.addmm(x, x, x, alpha=v, beta=v * 2),
+    "threshold": lambda x, v: F.threshold(x, v, 0.0),
+    "softshrink": lambda x, v: F.softshrink(x, v),
+    "two numbers": lambda x, v: F.elu(F.dropout(x, v), v),
+    "computed": lambda x, v: F.dropout(x, 1 - v / 2),
+}
+
+
+class State:
+    value = 0.0
+
+
+def history(step, compiled, values=VALUES):
+    """Returns (result, gradient) at each value."""
+    found = []
+    for number, value in enumerate(values):
+        State.value = value
+        torch.manual_seed(number)
+        x = torch.randn(4, 4, requires_grad=True)
+        found.append((compiled(x), x.grad))
+    return found
+
+
+def run(call, backend):
+    def step(x):
+        y = call(x, State.value)
+        y.square().sum().backward()
+        return y.detach()
+
+    compiled = sidefx_train.compile(step, backend=backend, rng="eager")
+    return history(step, step), history(step, compiled), compiled.report()
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_one_graph_for_all_values_with_the_bits_of_eager(name):
+    want, have, report = run(STEPS[name], "eager")
+    assert len(report.captures) == 2 and not report.fallbacks, str(report)
+    for wanted, had in zip(want, have, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(wanted, had, strict=True))
+
+
+FUSED = ("dropout", "lerp", "huber", "norm", "elu", "hardtanh", "addmm", "attention", "normal", "momentum")
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("name", FUSED)
+def test_compiled_code_reads_the_number(name, backend):
+    want, have, report = run(STEPS[name], backend)
+    assert len(report.captures) == 2 and not report.fallbacks, str(report)
+    for wanted, had in zip(want, have, strict=True):
+        for a, b in zip(wanted, had, strict=True):
+            torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-5)
+
+
+def test_a_number_that_crosses_a_limit_is_captured_once_on_each_side():
+    def step(x):
+        y = x.abs().pow(State.value)
+        y.sum().backward()
+        return y.detach()
+
+    values = (0.3, 0.4, 1.0, 1.5, 0.0, 0.7, 2.0, 2.5, 3.5, 1.7, -0.5)
+    compiled = sidefx_train.compile(step, backend="eager")
+    for wanted, had in zip(history(step, step, values), history(step, compiled, values), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(wanted, had, strict=True))
+    assert len(compiled.report().captures) == 8, str(compiled.report())
+
+
+def test_second_derivatives():
+    def step(x):
+        y = F.huber_loss(x.lerp(x * x, State.value), x.detach() * 2, delta=State.value)
+        (grad,) = torch.autograd.grad(y, x, create_graph=True)
+        (y + grad.square().sum()).backward()
+        return y.detach()
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    for wanted, had in zip(history(step, step), history(step, compiled), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(wanted, had, strict=True))
+    assert len(compiled.report().captures) == 2, str(compiled.report())
+
+
+def test_the_error_of_an_invalid_number():
+    def step(x):
+        return F.dropout(x, State.value)
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    for value in (0.3, 0.4, 0.5):
+        State.value = value
+        compiled(torch.ones(3))
+    State.value = 1.5
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        compiled(torch.ones(3))
+
+
+def test_a_number_inside_a_new_tensor_is_not_a_decoy():
+    def step(x):
+        return torch.tensor(State.value, dtype=torch.int32) + x, torch.lerp(
+            torch.tensor(1.0), torch.tensor(3.0), State.value
+        )
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    for value in (5.5, 6.5, 7.5):
+        State.value = value
+        assert repr(compiled(torch.ones(2))) == repr(step(torch.ones(2)))
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_muon_is_captured_whatever_its_learning_rate(backend):
+    torch.manual_seed(0)
+    first = torch.nn.Linear(8, 8, bias=False)
+    weights = []
+    for compiles in (False, True):
+        model = copy.deepcopy(first)
+        optimizer = torch.optim.Muon(model.parameters(), lr=0.02)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+        def step(x, model=model, optimizer=optimizer):
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        run_step = sidefx_train.compile(step, backend=backend) if compiles else step
+        for number in range(4):
+            torch.manual_seed(number)
+            run_step(torch.randn(4, 8))
+            scheduler.step()
+        weights.append(model.weight.detach())
+    report = run_step.report()
+    assert len(report.captures) == 1 and not report.fallbacks, str(report)
+    torch.testing.assert_close(weights[1], weights[0], rtol=1e-2, atol=2e-3)  # it computes in bfloat16

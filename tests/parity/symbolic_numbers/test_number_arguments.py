@@ -30,7 +30,6 @@ STEPS = {
     "margin": lambda x, v: F.triplet_margin_loss(x, x * 2, x - 1, margin=v),
     "margins of a ranking": lambda x, v: F.margin_ranking_loss(x, x * 2, torch.ones(4, 4), margin=v),
     "margin of an embedding": lambda x, v: F.hinge_embedding_loss(x, x.detach().sign(), margin=v),
-    "margins of classes": lambda x, v: F.multi_margin_loss(x, TARGET, margin=v),
     "norm": lambda x, v: torch.linalg.vector_norm(x, v + 2),
     "norm below one": lambda x, v: x.norm(v),
     "norm of rows": lambda x, v: F.normalize(x, p=v + 1, dim=0),

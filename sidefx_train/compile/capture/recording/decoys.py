@@ -49,8 +49,12 @@ _BRANCHING = frozenset({"pow", "lerp", "norm", "linalg_vector_norm", "renorm", "
 """Functions with a ``Scalar`` on whose value a derivative depends."""
 _DERIVED_ONLY = frozenset({"pow", "lerp", "xlogy"})
 """Those of :data:`_BRANCHING` whose forward keeps the number symbolic."""
-_FUNCTIONS = frozenset({"torch.nn.functional", "torch.nn.init", "torch.functional"})
+_FUNCTIONS = frozenset({"torch.nn.functional", "torch.nn.init", "torch.functional", "torch._tensor"})
 """Modules of Python functions that run natively and pass numbers to C++ code."""
+_NO_TENSOR_FORM = frozenset({"multi_margin_loss", "rrelu", "rrelu_with_noise", "normal"})
+"""Functions whose kernels generated code cannot call with a number in a tensor."""
+_NORMS, _EPS = ("batch_norm", "instance_norm"), 7
+"""The same for ``eps`` of these, and its position."""
 _SHAPING = ("interpolate", "upsample", "arange", "range", "linspace", "logspace", "_upsample", "isclose", "allclose")
 """Functions that compute a size or a truth value with the number."""
 
@@ -176,7 +180,10 @@ def _numbers(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tor
     """Returns the symbolic floats of a call, if torch's C++ code would read them."""
     given = (*args, *kwargs.values())
     numbers = {id(value): value for value in given if type(value) is torch.SymFloat}
-    name = str(getattr(fn, "__name__", "")).strip("_")
+    given_name = str(getattr(fn, "__name__", ""))
+    name = given_name.strip("_")
+    if given_name in _NO_TENSOR_FORM or (name.endswith(_NORMS) and _has_eps(args, kwargs)):
+        return []
     if type(fn) is FunctionType:
         reads = fn.__module__ in _FUNCTIONS and not name.startswith(_SHAPING)
     else:
@@ -190,6 +197,10 @@ def _numbers(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tor
     ):
         return []
     return list(numbers.values())
+
+
+def _has_eps(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return any(type(value) is torch.SymFloat for value in (*args[_EPS:], kwargs.get("eps")))
 
 
 @functools.lru_cache(maxsize=512)

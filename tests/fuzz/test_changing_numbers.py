@@ -1,0 +1,30 @@
+"""Changing numbers as arguments of operators of torch's list: a fixed few, and all of them under ``make fuzz``."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fuzz.changing_numbers import BACKENDS, DIFFERS, EACH_VALUE, EAGER, REPLAYS, cases, check
+
+FIXED = ("huber_loss", "nn.functional.dropout2d", "lerp", "hinge_embedding", "logit", "pdist")
+
+KEPT = (
+    "arange", "_upsample", "correction", "eps", "batch_norm", "rrelu", "multi_margin", "normal", "trapezoid", "logspace",
+    "native_dropout_backward", "gaussian_nll", "linalg.norm", "searchsorted", "new_full", "_unsafe_masked_index",
+)  # fmt: skip
+"""Parts of names of operators whose number may be captured at each value, or run eagerly."""
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_a_few_replay(name):
+    found = [check(case, "eager") for case in cases((name,))]
+    assert found and all(outcome.kind == REPLAYS for outcome in found), found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_all_equal_eager_and_most_replay(backend):
+    found = [check(case, backend) for case in cases()]
+    assert not [outcome for outcome in found if outcome.kind == DIFFERS]
+    left = [outcome for outcome in found if outcome.kind in (EAGER, EACH_VALUE)]
+    assert not [outcome for outcome in left if not any(part in outcome.case for part in KEPT)], left

@@ -9,8 +9,8 @@ from tests.fuzz.changing_numbers import BACKENDS, DIFFERS, EACH_VALUE, EAGER, RE
 FIXED = ("huber_loss", "nn.functional.dropout2d", "lerp", "hinge_embedding", "logit", "pdist")
 
 KEPT = (
-    "arange", "_upsample", "correction", "eps", "batch_norm", "rrelu", "multi_margin", "normal", "trapezoid", "logspace",
-    "native_dropout_backward", "gaussian_nll", "linalg.norm", "searchsorted", "new_full", "_unsafe_masked_index",
+    "arange", "_upsample", "correction", "eps", "batch_norm", "rrelu", "multi_margin", "normal", "trapezoid",
+    "logspace", "native_dropout_backward", "gaussian_nll", "linalg.norm", "searchsorted", "new_full", "_unsafe_masked_index",
 )  # fmt: skip
 """Parts of names of operators whose number may be captured at each value, or run eagerly."""
 

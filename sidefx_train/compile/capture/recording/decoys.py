@@ -168,6 +168,14 @@ class Decoys:
         """Returns the nodes that compute the numbers which constants stand for."""
         return {constant: self.tracer.node_of(self.symbols[constant]()) for constant in constants}
 
+    def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Returns arguments with symbolic numbers in place of the constants that stand for them."""
+
+        def symbol(value: Any) -> Any:
+            return self.symbols[value]() if type(value) is float and value in self.symbols else value
+
+        return tuple(map(symbol, args)), {name: symbol(value) for name, value in kwargs.items()}
+
     def replace(self, nodes: dict[float, fx.Node], since: fx.Node) -> None:
         """Replaces constants of the nodes recorded after ``since``."""
         node = self.tracer.last_node()
@@ -351,7 +359,8 @@ def _stream(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Stream:
             leaf = leaves[id(value)]
             return leaf.clone() if leaf.requires_grad else leaf  # a leaf could not be written
 
-        with compat.no_recording(), _Listener() as listener:
+        own_hooks = torch.autograd.graph.saved_tensors_hooks(_unchanged, _unchanged)  # not those of a checkpoint
+        with compat.no_recording(), own_hooks, _Listener() as listener:
             out = fn(*map(new, args), **{name: new(value) for name, value in kwargs.items()})
             if not all(isinstance(t, (torch.Tensor, type(None))) for t in _items(out)):
                 raise TypeError(f"{fn} returns a number")  # which would be computed from the decoy
@@ -414,6 +423,10 @@ def _constants(value: Any) -> list[Any]:
     if type(value) in (int, float, bool, str) or isinstance(value, torch.dtype):
         return [value]
     return [type(value).__name__]
+
+
+def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def _items(made: Any) -> tuple[Any, ...]:

@@ -224,7 +224,7 @@ class RepeatingMode(compat.RecordingMode):
 
     def _repeat(self, func: Any, drawn: fx.Node, args: Any, kwargs: Any) -> Any:
         name = func._schema.name.removeprefix("aten::")
-        if drawn.target is not func or not _same_arguments(drawn, args, kwargs):
+        if drawn.target is not func or not _same_arguments(drawn, *self.decoys.named(args, kwargs)):
             raise Unsupported("SFX110", f"draws with {name} after a random state was set, but drew otherwise before")
         if name in _FILLS:
             with self:
@@ -278,6 +278,8 @@ def _same_arguments(drawn: fx.Node, args: Any, kwargs: Any) -> bool:
             value = value.meta.get("val")
         if isinstance(value, torch.Tensor):
             return (tuple(value.shape), value.dtype, value.device)
+        if isinstance(value, torch.SymFloat):
+            return str(compat.symbol_of(value))
         if isinstance(value, (list, tuple)):
             return tuple(facts(item) for item in value)
         return value

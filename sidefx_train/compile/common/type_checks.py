@@ -75,7 +75,7 @@ def descriptor_of(method: Any) -> Any:
 
 def class_method_of(method: types.BuiltinMethodType) -> Any:
     """Returns the descriptor of a class method of C code that is bound to a class, or ``None``."""
-    owner = method.__self__
+    owner: Any = method.__self__
     for base in _type_attribute(owner, "__mro__"):
         found = _type_attribute(base, "__dict__").get(method.__name__)
         if type(found) is types.ClassMethodDescriptorType and found.__get__(None, owner) == method:

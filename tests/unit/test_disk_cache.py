@@ -21,7 +21,6 @@ import sidefx_train
 from sidefx_train import disk_cache
 from sidefx_train import torch_compat as compat
 from sidefx_train.__main__ import main
-from sidefx_train.compile.backend import graph_cache
 from sidefx_train.errors import SideFXWarning
 from tests.support.disk_cache import new_cache
 

@@ -1,6 +1,6 @@
 """All private torch names that this library uses, by topic.
 
-Checked against torch 2.11, 2.12 and 2.13. Nothing else in the package imports a torch name that starts with an
+Checked against torch 2.11 to 2.15. Nothing else in the package imports a torch name that starts with an
 underscore or from an experimental module, so only this folder must be reviewed to support a torch release.
 """
 

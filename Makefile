@@ -8,7 +8,7 @@ TORCH_INDEX ?=
 JOBS   ?= 2
 ARGS   ?=
 # Random training steps of `make fuzz`: how many, and which.
-# The release of torch of `make test-torch`, and what is run there: TORCH_RUN=opinfo, `fuzz N=1000`, bench.
+# The release of torch of `make test-torch`, and what is run there: TORCH_RUN=opinfo, fuzz, vision, bench.
 TORCH  ?= 2.15.0
 TORCH_RUN ?= unit
 N      ?= 5000
@@ -17,7 +17,7 @@ SEED   ?= 0
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
-.PHONY: train test test-torch slow fuzz opinfo bench cpython docs lint types unit clean help
+.PHONY: train test test-torch vision slow fuzz opinfo bench cpython docs lint types unit clean help
 .DELETE_ON_ERROR:
 
 help:
@@ -88,6 +88,12 @@ cpython: $(VENV)/.stamp-test
 # Every operator and module of torch's own lists, minutes. Some: make opinfo ARGS="-v softmax linalg"
 opinfo: $(VENV)/.stamp-test
 	OMP_NUM_THREADS=1 $(BIN)/python tests/opinfo/run.py -j $(JOBS) $(ARGS)
+
+# Models of torchvision and timm, compared with eager: make test-torch TORCH_RUN=vision
+vision: $(VENV)/.stamp-test
+	$(BIN)/python -m pip --disable-pip-version-check install -q -c $(or $(wildcard $(VENV)/constraints.txt),constraints.txt) \
+		torchvision timm
+	OMP_NUM_THREADS=1 $(BIN)/python tests/vision/run.py $(ARGS)
 
 bench: $(VENV)/.stamp-run
 	$(BIN)/python -m sidefx_train.bench --suite core $(ARGS)

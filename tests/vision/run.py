@@ -9,7 +9,6 @@ parameters is, times a factor (``FACTOR``): rounding grows through many layers, 
 from __future__ import annotations
 
 import argparse
-import copy
 import sys
 import time
 import traceback
@@ -59,8 +58,7 @@ def trained(name: str, backend: str | None, steps: int, dtype: torch.dtype = tor
         optimizer.zero_grad()
         return loss.detach()
 
-    rng = "eager" if backend != "inductor" else "eager"
-    call: Any = step if backend is None else sidefx_train.compile(step, backend=backend, rng=rng)
+    call: Any = step if backend is None else sidefx_train.compile(step, backend=backend, rng="eager")
     losses, seconds = [], []
     for number in range(steps):
         torch.manual_seed(1 + number)
@@ -96,7 +94,7 @@ def compared(name: str, backends: list[str], steps: int) -> tuple[bool, list[str
     again = trained(name, None, steps)
     if any(not torch.equal(value, again.state[key]) for key, value in eager.state.items()):
         return False, [f"| {name} | - | eager differs from itself | | | | |"]
-    limit = None
+    limit: float | None = None
     rows, good = [], True
     for backend in backends:
         ours = trained(name, backend, steps)
@@ -111,8 +109,9 @@ def compared(name: str, backends: list[str], steps: int) -> tuple[bool, list[str
             off = distance(eager, ours)
             good = good and off <= limit
             agreement = f"{off:.1e} (limit {limit:.1e})"
-        why = "; ".join(dict.fromkeys([f"{b.code} {b.reason}" for b in report.breaks] + [f"{f.code} {f.reason}" for f in report.fallbacks]))
-        figures = f"{report.graph_count} | {len(report.breaks)} | {len(report.recaptures)} | {report.replays}/{report.calls}"
+        why = "; ".join(dict.fromkeys(f"{found.code} {found.reason}" for found in (*report.breaks, *report.fallbacks)))
+        counts = (report.graph_count, len(report.breaks), len(report.recaptures), f"{report.replays}/{report.calls}")
+        figures = " | ".join(map(str, counts))
         rows.append(f"| {name} | {backend} | {agreement} | {figures} | {why} |")
     return good, rows
 

@@ -127,6 +127,7 @@ from sidefx_train.torch_compat.op_overloads import changes_in_place as changes_i
 from sidefx_train.torch_compat.op_overloads import decomposition_of as decomposition_of
 from sidefx_train.torch_compat.op_overloads import has_keyword_arguments as has_keyword_arguments
 from sidefx_train.torch_compat.op_overloads import is_random as is_random
+from sidefx_train.torch_compat.op_overloads import is_torchs as is_torchs
 from sidefx_train.torch_compat.op_overloads import name_of_derivative as name_of_derivative
 from sidefx_train.torch_compat.op_overloads import operator_arguments as operator_arguments
 from sidefx_train.torch_compat.op_overloads import operator_defaults as operator_defaults

@@ -8,6 +8,7 @@ uses. A state is a position in the step's sequence of draws.
 from __future__ import annotations
 
 import operator
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +23,7 @@ from sidefx_train.compile.capture.recording.eager_parity.linalg_values_only impo
 from sidefx_train.compile.capture.recording.eager_parity.memory_overlap import check_overlap
 from sidefx_train.compile.capture.recording.eager_parity.resize import enlarged, resized, turn
 from sidefx_train.compile.capture.recording.eager_parity.view_history import check_strided
+from sidefx_train.compile.common.thread_warnings import no_warnings
 from sidefx_train.compile.graph.artifacts import CALLED, DERIVED, FORWARD, HIDDEN_FROM_AUTOGRAD, LINE, NO_GRAD
 from sidefx_train.compile.graph.kernel_strides import has_other_strides, lay_out, lay_out_filled, unfilled
 from sidefx_train.errors import Location, Unsupported
@@ -147,7 +149,9 @@ class RepeatingMode(compat.RecordingMode):
                 return self._repeat(func, drawn, args, kwargs or {})
         check_kernel(func, args, kwargs or {})
         empty = unfilled(func, kwargs or {})
-        made = super().__torch_dispatch__(func, types, args, kwargs or {})
+        # Eager does not run a fake kernel: warnings of its Python code are none of the program's.
+        with nullcontext() if compat.is_torchs(func) else no_warnings():
+            made = super().__torch_dispatch__(func, types, args, kwargs or {})
         self._lay_out(func, args, kwargs or {}, made)
         if empty:
             lay_out_filled(func, args, kwargs or {}, empty)

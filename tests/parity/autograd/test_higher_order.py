@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import sidefx_train
-from tests.parity.graph_breaks.test_breaks import outside
+from tests.support.graph_breaks import outside
 
 pytestmark = pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarning")
 

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import sidefx_train
-from tests.parity.autograd.test_features import trained
 from tests.support.parity import Program, batches, mlp, parity
+from tests.support.training_steps import trained
 
 BACKENDS = ("eager", "inductor")
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import sidefx_train
-from tests.fuzz.alias_run import check
-from tests.parity.views.test_alias_fuzzer_cases import source_of
+from tests.fuzz.alias_run import check, source_of
 
 _X, _W = "x = torch.arange(12.0).reshape(3, 4).sin()", "w = torch.arange(12.0).reshape(3, 4).cos().requires_grad_()"
 _LEAF = f"{_X}.requires_grad_()"

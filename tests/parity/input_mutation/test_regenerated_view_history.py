@@ -12,9 +12,8 @@ import pytest
 import torch
 
 import sidefx_train
-from tests.fuzz.alias_run import check
+from tests.fuzz.alias_run import check, source_of
 from tests.opinfo.compare import same_contents
-from tests.parity.views.test_alias_fuzzer_cases import source_of
 
 _WHOLE = "torch.arange(12.0).reshape(3, 4).cos()"
 _OF_A_LEAF = f"x = {_WHOLE}.requires_grad_() * 1.5"

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import sidefx_train
-from tests.fuzz.alias_run import check
-from tests.parity.views.test_alias_fuzzer_cases import source_of
+from tests.fuzz.alias_run import check, source_of
 
 _WHOLE = "torch.arange(12.0).reshape(3, 4).sin()"
 _ROW = f"x = {_WHOLE}.requires_grad_() * 1.5; y = x[0]"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fuzz.alias_run import check
-from tests.parity.views.test_alias_fuzzer_cases import source_of
+from tests.fuzz.alias_run import check, source_of
 
 _WHOLE = "torch.arange(12.0).reshape(3, 4).sin()"
 _BOTH = f"x = {_WHOLE}; y = torch.view_as_complex(x.detach().view(-1, 2))"

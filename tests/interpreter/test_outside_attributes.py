@@ -166,7 +166,7 @@ def case_slots():
     return body, obj
 
 
-def case_slots_beside_dict():
+def case_slots_and_dict():
     class Base:
         __slots__ = ("a",)
 

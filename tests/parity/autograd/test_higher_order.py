@@ -316,7 +316,7 @@ def test_over_a_break(backend):
     compare(program, backend)
 
 
-def test_what_was_saved_and_changed_is_noticed():
+def test_saved_tensor_changed_before_the_backward_raises():
     def program(wrap):
         said = []
         for change in (lambda x, w, out: w.mul_(2), lambda x, w, out: out.mul_(2), lambda x, w, out: None):

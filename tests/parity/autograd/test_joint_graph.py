@@ -94,7 +94,7 @@ def _partly_without_grad(x, w):
 FUNCTIONS = {
     "several outputs": lambda x, w: ((x @ w).relu(), (x * 2).sum(), x.detach() + 1),
     "dict": lambda x, w: {"a": x @ w, "b": (x @ w.t()).sum(0)},
-    "detached twin": lambda x, w: ((x @ w).sum(), (x @ w).sum().detach()),
+    "detached alias": lambda x, w: ((x @ w).sum(), (x @ w).sum().detach()),
     "no_grad inside": _partly_without_grad,
     "in-place on an intermediate": lambda x, w: (x @ w).mul_(2).add_(1).relu_(),
     "custom function": lambda x, w: Doubling.apply(x @ w) + x,
@@ -167,7 +167,7 @@ def test_backward_twice_and_through_the_gradient():
     assert torch.allclose(w.grad, torch.autograd.grad(expected.sum(), w)[0])
 
 
-def test_outputs_without_anything_in_common_are_differentiated_apart():
+def test_outputs_without_anything_in_common_are_differentiated_separately():
     def two(x, y):
         return (x * x.sin()).sum(), (y * y.cos()).sum()
 
@@ -184,7 +184,7 @@ def test_outputs_without_anything_in_common_are_differentiated_apart():
             assert torch.equal(given.grad, twin.grad)
 
 
-def test_changing_what_backward_needs_is_noticed():
+def test_saved_tensor_changed_outside_raises_in_the_backward():
     for compiled in (False, True):
         w = nn.Parameter(torch.randn(6, 6))
         fn = lambda x: (x @ w).sin()  # noqa: E731

@@ -21,7 +21,7 @@ VIEWS = {
     "several at once": lambda x, w: (*(x @ w).split(2), *w.unbind()),
     "complex": lambda x, w: (torch.view_as_real(torch.fft.fft(x @ w)), torch.fft.fft(x @ w).imag),
     "written through a view": lambda x, w: (lambda y: (y[0].mul_(2), y)[1:])(x @ w),
-    "turned in place": lambda x, w: ((x @ w).view(-1, 2).t_(), (x @ w).clone().unsqueeze_(0)),
+    "metadata mutated in place": lambda x, w: ((x @ w).view(-1, 2).t_(), (x @ w).clone().unsqueeze_(0)),
 }
 
 
@@ -87,7 +87,7 @@ def test_a_view_made_by_a_custom_function_is_not_replayed(backend):
         compare(function(fn), data(5, 6, grad=True), backend, whole=False, exact=False)
 
 
-def test_a_detached_twin_shares_memory_and_version():
+def test_a_detached_alias_shares_memory_and_version():
     w = nn.Parameter(torch.randn(6, 6))
 
     def fn(x):

@@ -244,7 +244,7 @@ def test_warned_once_and_reported():
     assert report.to_dict()["parts"][0]["calls"] == 4
 
 
-def test_a_comparison_of_a_moving_number_leaves_the_step_as_bool():
+def test_a_comparison_of_a_symbolic_number_leaves_the_step_as_bool():
     def make():
         state = {"n": 0, "seen": []}
 
@@ -278,7 +278,7 @@ def test_a_tensor_of_inference_mode_comes_from_outside():
     assert not [item for item in report.fallbacks if item.code == "SFX204"], report
 
 
-def test_what_is_noted_of_a_tensor_does_not_keep_the_rest_from_its_graph():
+def test_assumptions_about_a_tensor_leave_the_rest_in_its_graph():
     def pairs(embedded, labels):
         first, second = torch.where(labels[:, None] == labels[None])
         similar = (embedded[first] * embedded[second]).sum(1)

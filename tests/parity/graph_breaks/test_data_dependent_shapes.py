@@ -84,7 +84,7 @@ def test_trained_on_chosen_rows(loss_of, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_experts_that_are_each_given_their_rows(backend):
+def test_each_expert_gets_its_rows(backend):
     def make() -> Program:
         experts, gate = nn.ModuleList(nn.Linear(6, 6) for _ in range(3)), nn.Linear(6, 3)
         optimizer = torch.optim.SGD([*experts.parameters(), *gate.parameters()], lr=0.1)
@@ -127,7 +127,7 @@ def test_backward_of_chosen_rows_outside(loss_of, backend):
     assert sidefx_train.explain(compiled).fallback_count == 0
 
 
-def test_chosen_rows_beside_a_convolution():
+def test_chosen_rows_next_to_a_convolution():
     """Inductor changes convolution layouts and the strides of later views, but not for unbacked sizes."""
 
     def make() -> Program:

@@ -123,7 +123,7 @@ def test_program_under_inductor(name):
     assert check(source_of(PROGRAMS[name]), "inductor", close=True).replays == 3
 
 
-def test_an_argument_that_is_no_view_any_more_is_captured_anew():
+def test_an_argument_that_is_no_view_any_more_is_recaptured():
     def step(x, y):
         y.mul_(2)
         return x * y

@@ -226,7 +226,7 @@ def test_dict_output(backend):
     parity(train_dict, backend=backend)
 
 
-def test_dropout_fast_draws_anew_each_step():
+def test_dropout_fast_draws_another_mask_each_step():
     """``rng="fast"`` may draw other numbers than eager, but never the same mask twice."""
     import sidefx_train
 

@@ -28,22 +28,22 @@ PROGRAMS = {
         "a = y.data; a.exp_(); b = a.view(-1); return a, b, y.detach()",
         "attempt('outs[0].add_(1)', 'eval', outs, {})",
     ),
-    "data of an argument, turned": (
+    "data of an argument, transposed": (
         f"x = {_WHOLE}",
         "x[..., 0] += 1; a = x.data; a.t_(); return x.contiguous(), a",
         "",
     ),
-    "a view turned after it was made of an argument": (
+    "metadata of a view of an argument mutated": (
         f"x = {_WHOLE}",
         "a = x.view(-1); a.unsqueeze_(0); b = x[0]; return a, b",
         "attempt('outs[1].add_(1)', 'eval', outs, {})",
     ),
-    "a base turned after its view was made": (
+    "the metadata of a base mutated after its view was made": (
         f"x = {_WHOLE}",
         "a = torch.cat([x, x]); b = a.as_strided((2,), (1,)); a.as_strided_((2,), (1,)); return b,",
         "attempt('outs[0].add_(1)', 'eval', outs, {})",
     ),
-    "a base turned that leaves with its view": (
+    "a base with mutated metadata that leaves with its view": (
         f"x = {_WHOLE}",
         "a = torch.cat([x, x]); b = a[0]; a.t_(); return b, a",
         "attempt('outs[0].add_(1)', 'eval', outs, {})",
@@ -59,17 +59,17 @@ PROGRAMS = {
         "a = torch.view_as_complex(x[1:].unsafe_split(2)[0].reshape(-1, 2)); a[..., 0] += 1; return a * 2,",
         "",
     ),
-    "a part of an argument that was given a new value": (
+    "a part of an argument that was overwritten": (
         f"x = {_WHOLE}.cos().requires_grad_() * 1.5; y = {_WHOLE}.requires_grad_() * 1.5",
         "x.fill_(0.5); a = torch.cat([y, x]); y.zero_(); return a, y.chunk(2, -1)[1]",
         "attempt('y.sin_()', 'eval', outs, {'y': y})",
     ),
-    "given other memory while a view has its counter": (
+    "storage replaced while a view shares its version counter": (
         f"x = {_WHOLE}",
         "a = x + 1; a.add_(1); b = a.view(-1); a.data = a; return b[..., :2],",
         "attempt('outs[0].neg_()', 'eval', outs, {})",
     ),
-    "given memory, and detached before": (
+    "storage replaced, and detached before": (
         f"x = {_WHOLE}.requires_grad_(); y = x.detach()",
         "a = y.squeeze().view(torch.int32); a.data = y.view(torch.int32).clone(); return a, y",
         "attempt('y.detach().add_(1)', 'eval', outs, {'y': y})",
@@ -84,7 +84,7 @@ PROGRAMS = {
         "x.resize_(5, 4).fill_(1.5); a = x[1:]; a.exp_(); return a.view(-1), x.detach()",
         "attempt('outs[0].add_(1)', 'eval', outs, {})",
     ),
-    "a complex view that is turned before its base is written": (
+    "metadata of a complex view mutated before its base is written": (
         f"x = {_WHOLE}.requires_grad_() * 1.5",
         "a = torch.view_as_complex(x.reshape(-1, 2)); a.index_fill_(0, torch.tensor([0]), 2.0); "
         "a.as_strided_((2,), (1,)); x.fill_(0.5); return a.unflatten(0, (1, -1)),",
@@ -121,7 +121,7 @@ PROGRAMS = {
         "torch.sin(y, out=x); return x * 2,",
         "",
     ),
-    "a view made before its base was turned, of a detached one": (
+    "a view made before its detached base was transposed": (
         f"x = {_WHOLE}",
         "a = x.clone().detach(); b = a[1:]; a.transpose_(0, -1); return x[..., :2], b",
         "attempt('outs[1].add_(1)', 'eval', outs, {})",
@@ -131,7 +131,7 @@ PROGRAMS = {
         "x.add_(x); y.exp_(); return torch.cat([y.reshape(-1), x.reshape(-1)]),",
         "",
     ),
-    "given another's memory": (
+    "storage of another taken by set_": (
         f"x = {_WHOLE}.requires_grad_()",
         "a = x.data; b = a.conj(); b.set_(x); return b, a",
         "attempt('outs[1].squeeze_()', 'eval', outs, {})",
@@ -141,7 +141,7 @@ PROGRAMS = {
         "x.masked_fill_(x > 0, -1.0); x.squeeze_(); return x, x * x",
         "",
     ),
-    "an argument written, then turned": (
+    "an argument written, then transposed": (
         f"x = {_WHOLE}",
         "x.exp_(); x.transpose_(0, -1); return x, x.sum()",
         "attempt('outs[0].t_()', 'eval', outs, {})",
@@ -166,7 +166,7 @@ PROGRAMS = {
         "a = torch.view_as_complex(torch.cat([x, x]).reshape(-1, 2)); return a[1:], a",
         "attempt('outs[0].transpose_(0, -1)', 'eval', outs, {})",
     ),
-    "a typed view and its base, turned": (
+    "a typed view and its base, squeezed in place": (
         "x = torch.tensor(1.5)",
         "a = x.sum(); b = a.view(torch.int32); a.squeeze_(); return a, b",
         "attempt('outs[0].squeeze_()', 'eval', outs, {})",
@@ -181,7 +181,7 @@ PROGRAMS = {
         "a = x.data.unsqueeze(0); return a.detach(), a.detach()",
         "attempt('outs[0].add_(1)', 'eval', outs, {})",
     ),
-    "a view of an argument that is turned afterwards": (
+    "a view of an argument that is transposed afterwards": (
         f"x = {_WHOLE}.requires_grad_() * 1.5; y = x",
         "x.fill_(0.5); a = x.expand(2, *x.shape); y.t_(); return a.T,",
         "",
@@ -211,7 +211,7 @@ PROGRAMS = {
         "a = x.expand(2, *x.shape)[1:]; a.masked_fill_(a > 0, -1.0); return x,",
         "",
     ),
-    "a view that was given other memory": (
+    "a view whose storage was replaced": (
         "x = torch.arange(12.0).reshape(3, 4).sin().t(); y = torch.tensor(1.5)",
         "x.data = y; x.mul_(2); x.mul_(y); a = x.view(-1); return x, a + x",
         "attempt('outs[0].detach().add_(1)', 'eval', outs, {})",
@@ -221,12 +221,12 @@ PROGRAMS = {
         "a = torch.where(x > 0, x, x * 2); return Flat.apply(a),",
         "attempt('outs[0].unsqueeze_(0)', 'eval', outs, {})",
     ),
-    "a written part of nothing, which grows": (
+    "a written empty part, resized by out=": (
         "x = torch.arange(4.0).cos()",
         "x.unsqueeze_(0); a = x.clone(); b = a[1:]; torch.sin(a, out=b); return b[0].reshape(-1, 2), x * 2",
         "",
     ),
-    "a view made in the step is given other memory": (
+    "the storage of a view made in the step is replaced": (
         f"x = {_WHOLE}.requires_grad_(); y = {_WHOLE}.t()",
         "a = x.swapaxes(0, -1); b = a.sin(); c = a.unsqueeze(0); a.data = y.clone(); return c, b, a.expand(2, 4, 3)",
         "",
@@ -261,12 +261,12 @@ PROGRAMS = {
         "a = x * 1.1; b = x.t(); c = x / 3 + x * 0.7; d = x.view(-1); return a + c * x.cos() + x.exp(), b, d",
         "",
     ),
-    "two results made by turns of one argument": (
+    "two results of one argument, computed alternately": (
         f"x = {_WHOLE}.requires_grad_()",
         "a = x * 1.1; b = x / 3; c = x.exp(); d = x.sin(); return a + c, b * d",
         "",
     ),
-    "results, and a view, made by turns of a result": (
+    "results and a view of a result, computed alternately": (
         f"x = {_WHOLE}.requires_grad_()",
         "y = x * 0.9; a = y * 1.1; b = y / 3; v = y[0]; c = y.exp(); d = y.sin(); return y, a + c, b * d, v",
         "",
@@ -276,17 +276,17 @@ PROGRAMS = {
         "a = x * 1.1; b = x / 3; c = x * w; d = x * 0.7; x.mul_(w); return a + c, b * d, x",
         "",
     ),
-    "a sum of what was written through a turned view": (
+    "a sum of what was written through a transposed view": (
         f"x = {_WHOLE}.cos()",
         "a = x.clone(); b = a.t(); b.masked_fill_(b > 0, -1.0); return a.sum(), a",
         "",
     ),
-    "a negative view, turned and written": (
+    "a negative view, resized and written": (
         f"x = {_WHOLE}",
         "a = torch._neg_view(x); a.resize_(2, 2); a.fill_(1.5); return x * 2, a",
         "",
     ),
-    "a conjugate view, turned and written": (
+    "a conjugate view, restrided and written": (
         "x = torch.view_as_complex(torch.arange(12.0).sin().reshape(6, 2))",
         "a = x.conj(); a.as_strided_((2, 2), (2, 1)); a.mul_(2); return x * 2, a",
         "",
@@ -341,7 +341,7 @@ PROGRAMS = {
         "a = torch.view_as_complex(x.reshape(-1, 2)); a.conj().max(); return x * 2,",
         "",
     ),
-    "a view of what was turned before and after, beside another that leaves": (
+    "a view of what was transposed before and after, with another that leaves": (
         f"x = {_WHOLE}",
         "a = torch.where(x > 0, x, x); a.transpose_(0, -1); b = a.diagonal().clone().detach(); c = a.swapaxes(0, -1); "
         "a.transpose_(0, -1); d = x.unsafe_split(2)[0]; return d, c, b",

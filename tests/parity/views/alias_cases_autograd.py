@@ -20,17 +20,17 @@ PROGRAMS = {
         "with torch.no_grad(): b.unsqueeze_(0); v.copy_(v); return w.contiguous(), a",
         "attempt('outs[0].zero_()', 'eval', outs, {})",
     ),
-    "gradients of a view that was turned, of which another was made": (
+    "gradients of a view that was unsqueezed, and of a view of it": (
         f"x = {_WHOLE}.requires_grad_()",
         "a = x.sin(); b = a.expand(2, 3, 4); b.unsqueeze_(0); c = b.expand(2, *b.shape); return b + a, c",
         "",
     ),
-    "a part of a view that autograd has made anew": (
+    "a part of a view whose history autograd regenerated": (
         f"x = {_WHOLE}.requires_grad_(); y = x.t()",
         "a = y.movedim(0, -1); x.detach().add_(1); return a.chunk(2, -1)[1], (y + y).exp()",
         "attempt('x.add_(1)', 'eval', outs, {'x': x})",
     ),
-    "a part by unsafe_split and its detached twin": (
+    "a part by unsafe_split and its detached alias": (
         f"x = {_WHOLE}",
         "a = (x * 2).unsafe_split(2)[0]; return a, a.detach()",
         "attempt('outs[0].add_(1)', 'eval', outs, {})",
@@ -56,7 +56,7 @@ PROGRAMS = {
         "return y * x, (x * y).sum(0)",
         "attempt('x.detach().zero_()', 'eval', outs, {'x': x})",
     ),
-    "a part of an argument that was given a new value, and its gradient": (
+    "a part of an argument that was overwritten, and its gradient": (
         f"x = {_WHOLE}.cos().requires_grad_() * 1.5; y = {_WHOLE}.requires_grad_() * 1.5",
         "x.fill_(0.5); a = torch.cat([y, x]); y.zero_(); return a, y[1:]",
         "",
@@ -82,12 +82,12 @@ PROGRAMS = {
         "return x.relu().unsafe_split(2)[0],",
         "attempt('y.squeeze_()', 'eval', outs, {'y': y}); attempt('outs[0].add_(1)', 'eval', outs, {})",
     ),
-    "begins to require gradients, and is given another shape": (
+    "begins to require gradients, then its storage and shape are replaced": (
         f"x = torch.arange(4.0).cos(); y = {_WHOLE}",
         "x.requires_grad_(); x.data = y.clone(); return torch.cat([x.reshape(-1), x.reshape(-1)]),",
         "",
     ),
-    "a view that needs autograd, of a base that is turned": (
+    "a view that needs autograd, of a base that is unsqueezed": (
         f"x = {_WHOLE}.requires_grad_(); y = x[0]",
         "a = torch.stack([y, y]); b = a.as_strided((2,), (1,)); a.unsqueeze_(0); return b,",
         "",
@@ -98,7 +98,7 @@ PROGRAMS = {
         "return a, b.T, y.view_as(y), y.detach().T",
         "attempt('y.add_(x)', 'eval', outs, {'x': x, 'y': y}); attempt('outs[2] * 2', 'eval', outs, {})",
     ),
-    "a view of another type, turned with autograd off": (
+    "a view of another type, restrided with autograd off": (
         f"x = {_WHOLE}.requires_grad_()",
         "a = torch.view_as_complex(x.reshape(-1, 2)); b = a.view_as(a); torch.set_grad_enabled(False); "
         "b.as_strided_((2,), (1,)); torch.set_grad_enabled(True); return a, b",
@@ -189,28 +189,28 @@ PROGRAMS = {
         "return x.max(),",
         "attempt('outs[0].add_(1)', 'eval', outs, {}); attempt('y.t_()', 'eval', outs, {'y': y})",
     ),
-    "views made with autograd off of one that was turned": (
+    "views made with autograd off of one that was unsqueezed": (
         f"x = {_WHOLE}.requires_grad_() * 1.5",
         "a = torch.view_as_complex(x.reshape(-1, 2)); a.unsqueeze_(0); torch.set_grad_enabled(False); "
         "b = a.reshape(-1); torch.set_grad_enabled(True); return b, b.view_as(b).flatten()",
         "attempt('x.relu_()', 'eval', outs, {'x': x})",
     ),
-    "saved, and changed through a detached twin from outside": (
+    "saved, and changed through a detached alias from outside": (
         f"x = torch.arange(4.0).cos(); y = {_WHOLE}.requires_grad_() * 1.5; z = x.detach()",
         "a = y * x; z.sin_(); return a, z",
         "attempt('z.mul_(y)', 'eval', outs, {'y': y, 'z': z})",
     ),
-    "saved, and turned through a view of a detached twin": (
+    "saved, and unsqueezed through a view of a detached alias": (
         f"x = {_WHOLE}; y = x.detach(); z = {_WHOLE}.requires_grad_()",
         "a = x.expand(2, 3, 4); b = y.detach() * z; a.unsqueeze_(0); return b,",
         "",
     ),
-    "one of several views, and a twin of another type turned": (
+    "one of several views, and an alias of another type transposed": (
         f"x = {_WHOLE}.requires_grad_(); y = x.detach().view(torch.uint8)",
         "a = x.chunk(2, -1)[1]; b = y.narrow(0, 0, 1); b.t_(); return a, x.squeeze()",
         "attempt('outs[0].transpose_(0, -1)', 'eval', outs, {})",
     ),
-    "a twin and then what it is a twin of": (
+    "a detached alias, then the tensor itself": (
         f"x = {_WHOLE}; y = x.detach(); z = {_WHOLE}.requires_grad_()",
         "a = y[0]; b = x * z; a.add_(1); return b, a",
         "",
@@ -245,12 +245,12 @@ PROGRAMS = {
         "a = x.clone(); return a * y, a.view(torch.uint8)",
         "",
     ),
-    "a leaf turned with autograd off": (
+    "a leaf transposed with autograd off": (
         f"x = {_WHOLE}.requires_grad_()",
         "a = x.chunk(2, -1)[1]; torch.set_grad_enabled(False); x.t_(); torch.set_grad_enabled(True); return x[1:],",
         "",
     ),
-    "a view of a leaf that is turned then": (
+    "a view of a leaf that is transposed afterwards": (
         f"x = {_WHOLE}.requires_grad_()",
         "a = x.view(-1); torch.set_grad_enabled(False); x.t_(); torch.set_grad_enabled(True); return a,",
         "",
@@ -270,12 +270,12 @@ PROGRAMS = {
         "a = x.unsafe_chunk(2)[0]; return a, a[0], x * 2",
         "attempt('outs[0].add_(1)', 'eval', outs, {})",
     ),
-    "a view turned before what the backward needs was written": (
+    "a view squeezed before what the backward needs was written": (
         f"x = {_WHOLE}.requires_grad_() * 1.5",
         "a = x.sin(); b = a.narrow(0, 0, 1); b.squeeze_(); c = b[0]; b.exp_(); return a, b, c",
         "attempt('outs[2].squeeze()', 'eval', outs, {})",
     ),
-    "running sums through a turned view": (
+    "running sums through a transposed view": (
         f"x = {_WHOLE}.cos()",
         "a = x.clone(); b = a.t(); b.cumsum_(0); c = x.clone(); c.t().tril_(); return a.sum(), a.exp().sum(), c.sum()",
         "",

@@ -99,7 +99,7 @@ def swapped_with_an_average():
 
 
 @case
-def swapped_and_given_back():
+def swapped_and_swapped_back():
     model, average = linear(), linear()
 
     def step(x):
@@ -180,7 +180,7 @@ def several_times():
 
 
 @case
-def three_in_turn():
+def three_exchanged():
     a, b, c = torch.ones(3), torch.zeros(3), torch.full((3,), 5.0)
 
     def step(x):

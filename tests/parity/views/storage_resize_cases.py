@@ -149,7 +149,7 @@ def written_before_the_backward():
 
 
 @case
-def given_other_memory_before_the_backward():
+def storage_replaced_before_the_backward():
     model, *rest = clipped()
 
     def after(result, _):

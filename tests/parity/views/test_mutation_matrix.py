@@ -42,7 +42,7 @@ SHARED = {
     "a part": f"x = {_X}; y = x[1:]",
     "parts that overlap": f"{_B}; x = b[0:12].view(3, 4); y = b[4:16].view(3, 4)",
     "parts of a result": f"{_B}.requires_grad_() * 1; x = b[0:12].view(3, 4); y = b[4:16].view(3, 4)",
-    "turned": f"x = {_X}; y = x.t()",
+    "transposed": f"x = {_X}; y = x.t()",
     "detached": f"x = {_X}.requires_grad_() * 1; y = x.detach()",
     "data": f"x = {_X}; y = x.data",
     "integers": f"x = {_X}; y = x.view(torch.int32)",

@@ -17,7 +17,7 @@ CAPTURED = {
     "with the strides of the result": lambda x, y, z: torch.sin(y.t(), out=z),
     "larger, of the step": lambda x, y, z: torch.sin(y, out=torch.zeros(2)),
     "smaller, of the step": lambda x, y, z: torch.sin(y[0], out=torch.zeros(3, 4)),
-    "a turned one": lambda x, y, z: torch.sin(y[0], out=torch.zeros(3, 4).t()),
+    "a transposed one": lambda x, y, z: torch.sin(y[0], out=torch.zeros(3, 4).t()),
     "a part": lambda x, y, z: torch.sin(y[0], out=x[1]),
     "two": lambda x, y, z: torch.max(y, 0, out=(x, torch.zeros(1, dtype=torch.int64)))[0],
     "one of two": lambda x, y, z: torch.max(y, 0, out=(x, torch.zeros(4, dtype=torch.int64)))[0],

@@ -43,7 +43,7 @@ CAPTURED = {
     "into itself": lambda x: torch.sin(x, out=x),
     "several at once": lambda x: torch._foreach_add_([x[0], x[:2]], 1),
     "one read by the next": lambda x: torch._foreach_mul_([x[0], x[1]], [x[1], x[0]]),
-    "several apart": lambda x: torch._foreach_mul_([x[0], x[1]], [x[0], x[2]]),
+    "several without overlap": lambda x: torch._foreach_mul_([x[0], x[1]], [x[0], x[2]]),
 }
 
 

@@ -156,7 +156,7 @@ def test_a_world_that_changed_meanwhile_is_captured_again():
     assert step.report().replays > 0
 
 
-def test_another_batch_size_is_compiled_beside_the_training_too():
+def test_another_batch_size_is_compiled_in_the_background_too():
     def rows(i):
         return 6 if i < 4 else 3
 
@@ -238,7 +238,7 @@ def test_a_forked_worker_has_compile_threads_of_its_own(tmp_path, monkeypatch):
     assert status == 0 and not said.exists()
 
 
-def test_a_worker_that_dies_counts_as_failed(empty_cache, monkeypatch):
+def test_a_killed_worker_counts_as_failed(empty_cache, monkeypatch):
     import os
     import signal
 

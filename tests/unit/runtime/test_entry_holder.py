@@ -361,7 +361,7 @@ def test_a_holder_alone():
         native.entry_holder(replay)
 
 
-def test_beside_the_training():
+def test_background_compilation():
     step = sidefx_train.compile(train_step, backend="eager", warmup="background")
     model, optimizer = make()
     for _ in range(6):

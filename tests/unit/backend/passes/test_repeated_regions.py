@@ -127,7 +127,7 @@ def test_a_library_of_parts_is_kept(divisions: list[Division | None]) -> None:
     assert any("from the cache" in note for capture in step.report().captures for note in capture.notes)
 
 
-def test_layers_that_are_not_alike_are_not(divisions: list[Division | None]) -> None:
+def test_layers_that_differ_are_not_repeated_regions(divisions: list[Division | None]) -> None:
     def make() -> nn.Module:
         return Network(hidden=(24, 32, 40, 48))
 
@@ -198,7 +198,7 @@ def _graph(function: Callable[..., Any], *args: torch.Tensor) -> fx.Graph:
     return make_fx(function, tracing_mode="fake")(*args).graph
 
 
-def test_every_value_that_a_part_takes_is_given_before() -> None:
+def test_every_input_of_a_region_is_computed_before_it() -> None:
     torch.manual_seed(0)
     layers = [Block(16, 0.0, 32).requires_grad_(False) for _ in range(5)]
 

@@ -69,8 +69,15 @@ def forces(wrap):
     return [at.grad, *(p.grad for p in model.parameters())]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("program", [of_a_model, through_an_inner_loop, forces], ids=lambda program: program.__name__)
+@pytest.mark.parametrize(
+    ("program", "backend"),
+    [
+        pytest.param(program, backend, marks=pytest.mark.slow if late else (), id=f"{program.__name__}-{backend}")
+        for program in (of_a_model, through_an_inner_loop, forces)
+        for backend in BACKENDS
+        for late in [backend == "inductor" and program is not through_an_inner_loop]  # the deepest of them
+    ],
+)
 def test_programs_that_train_on_gradients(program, backend):
     compare(program, backend)
 

@@ -78,8 +78,15 @@ def run(step, **options):
     return found, called
 
 
-@pytest.mark.parametrize("verify", [0, 2])
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+BACKENDS_AND_VERIFY = [
+    # Two of four calls run without verification under the second one.
+    pytest.param(backend, verify, marks=pytest.mark.slow if (backend, verify) == ("inductor", 0) else ())
+    for backend in ("eager", "aot_eager", "inductor")
+    for verify in (0, 2)
+]
+
+
+@pytest.mark.parametrize(("backend", "verify"), BACKENDS_AND_VERIFY)
 @pytest.mark.parametrize("step", CAPTURED)
 def test_draws_are_eagers(step, backend, verify):
     if backend == "inductor" and torch.__version__ < "2.13":

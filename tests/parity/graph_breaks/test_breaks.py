@@ -205,6 +205,7 @@ def test_shapes_change_between_calls():
     parity(make, whole=False, captures=None, steps=8)
 
 
+@pytest.mark.slow  # a training step with a break under Inductor: tests/parity/autograd/test_joint_graph_breaks.py
 def test_under_inductor():
     def after(loss, log, state):
         if loss > 1.05:

@@ -332,8 +332,15 @@ print("worker", getattr(step._job, "_child", 0), time.time())
 """
 
 
-@pytest.mark.parametrize("kind", ["process", "thread"])
-@pytest.mark.parametrize("end", ["", "raise KeyboardInterrupt"])
+ENDS_AND_KINDS = [
+    # The end of the process does not depend on the kind of its worker: two of four combinations have all values.
+    pytest.param(end, kind, marks=pytest.mark.slow if bool(end) == (kind == "process") else ())
+    for kind in ("process", "thread")
+    for end in ("", "raise KeyboardInterrupt")
+]
+
+
+@pytest.mark.parametrize(("end", "kind"), ENDS_AND_KINDS)
 def test_the_process_ends_without_waiting_for_the_worker(empty_cache, kind, end):
     root = str(Path(__file__).parents[3])
     if kind == "process":

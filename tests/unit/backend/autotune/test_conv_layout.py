@@ -66,7 +66,14 @@ def trained(net: str, compiled: bool, narrow: bool = False, **options: Any) -> t
 
 
 @pytest.mark.parametrize("way", [LAST, AS_CAPTURED])
-@pytest.mark.parametrize(("net", "narrow"), [*((net, False) for net in NETS), ("images", True), ("sequences", True)])
+@pytest.mark.parametrize(
+    ("net", "narrow"),
+    [
+        *((net, False) for net in NETS),
+        ("images", True),
+        pytest.param("sequences", True, marks=pytest.mark.slow),  # in full precision above; images prove autocast
+    ],
+)
 def test_right_in_both_layouts(monkeypatch: pytest.MonkeyPatch, way: str, net: str, narrow: bool) -> None:
     choose(monkeypatch, way)
     wanted, _ = trained(net, False, narrow)

@@ -33,7 +33,7 @@ from sidefx_train.compile.backend.verification.reference import Reference
 from sidefx_train.compile.capture.guards.guard import Guard
 from sidefx_train.compile.capture.guards.native_check import object_check, split
 from sidefx_train.compile.capture.guards.python_check import tensor_check, write_guards
-from sidefx_train.compile.capture.guards.source_writer import Writer, compile_function
+from sidefx_train.compile.capture.guards.source_writer import Writer
 from sidefx_train.compile.capture.guards.specialization import Specialization
 from sidefx_train.compile.capture.guards.symbol_guards import number_conditions
 from sidefx_train.compile.capture.interpreter.interpreter import Suspended
@@ -48,6 +48,7 @@ from sidefx_train.compile.capture.side_effects.collect import bases_wanted, coll
 from sidefx_train.compile.capture.world.native_call_facts import first_line
 from sidefx_train.compile.capture.world.native_calls.caller_frames import BEYOND
 from sidefx_train.compile.capture.world.trace_world import TraceWorld
+from sidefx_train.compile.common.generated_code import compile_function
 from sidefx_train.compile.common.trace_rules import describe
 from sidefx_train.compile.common.user_code import definition_of
 from sidefx_train.compile.graph.artifacts import Executable, TracedGraph

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from sidefx_train.compile.graph.fx_utils import emit
+from sidefx_train.compile.graph.fx_utils import emit, erase_unused
 from sidefx_train.compile.native import attention_module
 from sidefx_train.compile.ops.registration import define_operator
 
@@ -123,7 +123,7 @@ def write_into(node: fx.Node, fake_mode: Any, backward: bool, causal: bool) -> N
         if joined is not None:
             made = call(torch.ops.sidefx.attention_backward_joined.default, *taken, *how)
             joined.replace_all_uses_with(made)
-            _forget(graph, joined)
+            erase_unused(joined)
             return
         tensors = 3 if backward else 1
         heads_last = sum(_is_heads_last(node.meta["val"][i]) << i for i in range(tensors))
@@ -180,12 +180,3 @@ def _moves(node: fx.Node, heads_last: list[int], flat: list[int]) -> bool:
         return True
     views = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
     return node.target in views and list(value.shape) == flat and list(node.args[0].meta["val"].shape) == heads_last  # type: ignore
-
-
-def _forget(graph: fx.Graph, node: fx.Node) -> None:
-    """Erases an unused node, and the inputs that only it used."""
-    used = node.all_input_nodes
-    graph.erase_node(node)
-    for each in used:
-        if each.op == "call_function" and not each.users:
-            _forget(graph, each)

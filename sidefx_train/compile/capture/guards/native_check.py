@@ -20,7 +20,8 @@ from sidefx_train.compile.capture.guards.kinds import KINDS
 from sidefx_train.compile.capture.guards.kinds.base import Instruction
 from sidefx_train.compile.capture.guards.python_check import tensor_check, write_guards
 from sidefx_train.compile.capture.guards.source import Source
-from sidefx_train.compile.capture.guards.source_writer import Writer, compile_function
+from sidefx_train.compile.capture.guards.source_writer import Writer
+from sidefx_train.compile.common.generated_code import compile_function
 from sidefx_train.compile.common.type_checks import HEAP_TYPE
 from sidefx_train.compile.native import guards_module, guards_ready
 from sidefx_train.compile.native.guard_program import LOADS, TESTS

@@ -20,6 +20,7 @@ from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.recording.eager_parity.resize import turn
 from sidefx_train.compile.capture.shadows.records import TensorRecord
 from sidefx_train.compile.graph.kernel_strides import without_outs
+from sidefx_train.compile.graph.strided_layout import fills_its_range
 from sidefx_train.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -280,8 +281,7 @@ def _warned() -> str:
 
 
 def _covers_buffer(record: TensorRecord) -> bool:
-    dense = sum((size - 1) * stride for size, stride in zip(record.shadow.shape, record.shadow.stride(), strict=True))
-    return bool(record.shadow.storage_offset() == 0 and dense + 1 == record.shadow.numel())
+    return bool(record.shadow.storage_offset() == 0) and fills_its_range(record.shadow)
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -281,7 +281,7 @@ class _Build:
     """Builds Inductor's C++ and records the result.
 
     Attributes:
-        meanwhile: called while the compiler runs.
+        while_compiling: called while the compiler runs.
         building: compiles kernels as they are written; ``None`` if the graph is not one C++ function.
         library: name of the library, ``None`` if there is no single one.
         seconds: wall time of the compiler and of loading.
@@ -290,11 +290,11 @@ class _Build:
         pass_seconds: seconds of each pass.
         parts: wrapper, kernels and libraries of a region; ``None`` if a graph is built as a whole.
         written: its kernels.
-        look: called after a kernel has been written.
+        poll_worker: called after a kernel has been written.
     """
 
-    def __init__(self, meanwhile: Callable[[], Any], building: Building | None) -> None:
-        self.meanwhile = meanwhile
+    def __init__(self, while_compiling: Callable[[], Any], building: Building | None) -> None:
+        self.while_compiling = while_compiling
         self.building = building
         self.library: str | None = None
         self.seconds = 0.0
@@ -303,7 +303,7 @@ class _Build:
         self.pass_seconds: dict[str, float] = {}
         self.parts: list[tuple[str, str, list[str]]] | None = None
         self.written: list[str] = []
-        self.look: Callable[[], None] = lambda: None
+        self.poll_worker: Callable[[], None] = lambda: None
 
     def __call__(self, caller: str, kernels: str, outputs: int, libraries: list[str]) -> Any:
         if self.parts is None:
@@ -316,7 +316,7 @@ class _Build:
         self.written.append(kernel)
         if self.building is not None:
             self.building.add(kernel)
-        self.look()
+        self.poll_worker()
 
     def whole(self, caller: str, kernels: str, outputs: int, libraries: list[str]) -> Any:
         """Builds the library of a graph and loads it."""
@@ -330,7 +330,7 @@ class _Build:
         return entry
 
     def _wait(self) -> None:
-        self.meanwhile()
+        self.while_compiling()
         collect_younger()
 
 
@@ -346,7 +346,7 @@ def _compile(
     kept: bool,
     channels_last: bool,
     finds_attention: bool,
-    meanwhile: Callable[[], Any],
+    while_compiling: Callable[[], Any],
 ) -> tuple[_Build, Any, str]:
     """Compiles; if the all-C++ form fails, again with Inductor's Python wrapper."""
     compat.register_kernel_lowerings()
@@ -366,7 +366,7 @@ def _compile(
         said: list[str] = []
         generating = LoopDedup().generating if enabled("loop_dedup") else lambda before: before
         with compat.inductor_options(settings), Building() if settings["cpp_wrapper"] else nullcontext() as building:
-            build = _Build(meanwhile, building)
+            build = _Build(while_compiling, building)
             if building is not None:
                 building.begin()
             with (
@@ -453,7 +453,7 @@ def _compile_parts(graph: fx.Graph, division: Division, build: _Build) -> tuple[
     notes: list[str] = []
     if len(kinds) > 1 and may_fork():
         shared = Shared(len(kinds), lower, lower_in_worker, compile_kernels)
-        build.look = shared.look
+        build.poll_worker = shared.poll
         sources = shared.run()
         notes.append(f"{shared.received} of {len(kinds)} region classes lowered by a fork of the process")
     else:

@@ -23,7 +23,7 @@ import torch
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.autograd.compiled_function import join
-from sidefx_train.compile.autograd.extract_graphs import cut
+from sidefx_train.compile.autograd.extract_graphs import extract_graphs
 from sidefx_train.compile.autograd.min_cut_partition import recompute
 from sidefx_train.compile.autograd.trace_backward import record_backward
 from sidefx_train.compile.backend.compile_graph import build, build_casting, is_functionalized_again, reference
@@ -58,7 +58,7 @@ from sidefx_train.compile.pipeline.captured import Captured, CaptureFailed
 from sidefx_train.compile.pipeline.entry import Entry
 from sidefx_train.compile.pipeline.guard_collection import all_guards, separate_objects, stop_guard, symbols
 from sidefx_train.compile.pipeline.run_context import Call, RunContext
-from sidefx_train.compile.pipeline.step_invariants import counters, first_to_end
+from sidefx_train.compile.pipeline.step_invariants import counters, first_self_invalidated
 from sidefx_train.compile.residual.generate import MISS, Residual, link, plan
 from sidefx_train.config import CompileConfig
 from sidefx_train.errors import BackendError, Unsupported
@@ -181,9 +181,9 @@ def _capture_once(
                 _count_writes(world)  # those of the forward: the backward counts its own when it runs
                 recorded = record_backward(world, residual, in_order)
                 residual = planned()  # Python code in the backward may have read more
-                joint = cut(world, residual, recorded)
+                joint = extract_graphs(world, residual, recorded)
             guards = all_guards(world)
-            ends = first_to_end(world, guards, effects)
+            self_invalidated = first_self_invalidated(world, guards, effects)
             if joint is None:
                 _count_writes(world)
             traced = tracer.finish(list(residual.outputs)) if joint is None else joint.forward
@@ -246,7 +246,7 @@ def _capture_once(
         bool(world.heap.sizes),
         tuple(world.heap.iterators),
         symbols(world)[0],
-        ends,
+        self_invalidated,
         tuple(world.assumptions),
     )
 
@@ -280,19 +280,19 @@ def _count_writes(world: TraceWorld) -> None:
     for record in world.heap.by_real.values():
         if isinstance(record, TensorRecord) and not record.shadow.is_inference():
             writes = record.version - record.entry_version
-            alike = counted.setdefault(compat.storage_address(record.real), []) if writes else []
-            first = _same_counter(record, alike)
+            in_storage = counted.setdefault(compat.storage_address(record.real), []) if writes else []
+            first = _same_counter(record, in_storage)
             if writes and first is None:
-                alike.append(record)
+                in_storage.append(record)
                 writes -= sum(n for base, n in world.replayed if compat.share_version_counter(record.shadow, base))
             i = position[id(record.real)]
             counter = None if first is None else position[id(first.real)]
             inputs[i] = replace(inputs[i], writes=writes, counter=counter)
 
 
-def _same_counter(record: TensorRecord, alike: list[TensorRecord]) -> TensorRecord | None:
+def _same_counter(record: TensorRecord, in_storage: list[TensorRecord]) -> TensorRecord | None:
     """Returns the record with the same version counter: one is a view of the other, or both of a third."""
-    return next((other for other in alike if compat.share_version_counter(record.shadow, other.shadow)), None)
+    return next((other for other in in_storage if compat.share_version_counter(record.shadow, other.shadow)), None)
 
 
 def _keep_grad_mode(world: TraceWorld, before: compat.GlobalState, grad_mode: bool) -> None:

@@ -101,9 +101,9 @@ def _separate_tensors(world: TraceWorld) -> list[Guard]:
             known = _storage_sharing(world, others, changed)
             if others:
                 guards.append(Guard("storage_sharing", Source("const", None, known, "other held tensors"), known))
-        apart = known.every if record in written else known.changed
-        if apart:
-            guards.append(Guard("no_overlap", record.source, apart))
+        disjoint = known.every if record in written else known.changed
+        if disjoint:
+            guards.append(Guard("no_overlap", record.source, disjoint))
         for other in held:
             matters = record in written or id(other.real) in reals
             if matters and compat.storage_address(other.real) == address:

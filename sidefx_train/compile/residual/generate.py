@@ -17,7 +17,7 @@ from sidefx_train.compile.capture.guards.native_check import follow, split
 from sidefx_train.compile.capture.guards.python_check import FETCH_ERRORS, write_guards
 from sidefx_train.compile.capture.guards.source_writer import Writer
 from sidefx_train.compile.capture.shadows.records import Record, TensorRecord
-from sidefx_train.compile.capture.side_effects.collect import history_regenerated, updated
+from sidefx_train.compile.capture.side_effects.collect import gets_new_history, history_regenerated
 from sidefx_train.compile.capture.side_effects.effect import Effect, SideEffects
 from sidefx_train.compile.common.generated_code import compile_function
 from sidefx_train.compile.common.sentinels import ABSENT
@@ -97,13 +97,13 @@ def plan(
         suspended: ``returned`` is the state of suspended frames, which ``proceed`` continues.
     """
     given = (world, name, guards, effects, returned, positional, keywords, suspended)
-    leaving = KnownOutputs()
+    known_outputs = KnownOutputs()
     while True:  # which outputs leave together is known only after everything has been written
-        residual, rebuilder = _write(*given, leaving)
-        known = rebuilder.known_outputs()
-        if known.known() == leaving.known():
+        residual, rebuilder = _write(*given, known_outputs)
+        known = rebuilder.found_outputs()
+        if known.known() == known_outputs.known():
             return residual
-        leaving = known
+        known_outputs = known
 
 
 def _write(
@@ -115,7 +115,7 @@ def _write(
     positional: int,
     keywords: tuple[str, ...],
     suspended: bool,
-    leaving: KnownOutputs,
+    known_outputs: KnownOutputs,
 ) -> tuple[Residual, Rebuilder]:
     """Generates the residual for known outputs."""
     writer = Writer()
@@ -130,17 +130,17 @@ def _write(
         tests.append(f"if not check_objects(): return MISS  # {len(held)} guards on objects of this entry")
     tests += write_guards(writer, others)
     inputs = _inputs(world, writer)
-    rebuilder = Rebuilder(world, writer, leaving)
+    rebuilder = Rebuilder(world, writer, known_outputs)
     rebuilder.give_memory(effects.changes)
     rebuilder.lines += [switch_line(writer, each) for each in effects.changes if each.switches]
     records = [each for each in world.heap.by_real.values() if safe_isinstance(each, TensorRecord)]
     for record in records:
-        if updated(world, record):
+        if gets_new_history(world, record):
             rebuilder.update(record)
     following = [record for record in records if history_regenerated(world, record)]
     made: list[tuple[tuple[int, int], Callable[[Any], object], Any]]
     made = [(rebuilder.begins(record), rebuilder.follow, record) for record in following]
-    made += [(begun, rebuilder.prepared, view) for begun, view in leaving.replayed]
+    made += [(begun, rebuilder.prepared, view) for begun, view in known_outputs.replayed]
     for _, make, each in sorted(made, key=lambda item: item[0]):  # the engine runs them in reverse
         make(each)
     for call in effects.calls:
@@ -171,7 +171,7 @@ def _write(
         if call.result is None:
             rebuilder.deferred(call)
     tests += writer.fetched
-    epilogue = [*rebuilder.homes(), *rebuilder.lines[:built], *changes, *rebuilder.lines[built:]]
+    epilogue = [*rebuilder.entry_aliases(), *rebuilder.lines[:built], *changes, *rebuilder.lines[built:]]
     epilogue.append(f"return proceed({result})" if suspended else f"return {result}")
     source = _render(name, tests, inputs, epilogue)
     guard_source = _render(name, tests, inputs, None)

@@ -78,10 +78,10 @@ class Capturer:
 
     def serves_one_call(self, captured: Captured) -> bool:
         """Returns True if the step invalidates its own guards: such a capture is compiled only when it occurs again."""
-        if not captured.ends or self._config.backend != "inductor" or self.deterministic:
+        if not captured.self_invalidated or self._config.backend != "inductor" or self.deterministic:
             return False
-        again = captured.ends in self._self_invalidated
-        self._self_invalidated.add(captured.ends)
+        again = captured.self_invalidated in self._self_invalidated
+        self._self_invalidated.add(captured.self_invalidated)
         return not again
 
     @contextmanager

@@ -180,8 +180,8 @@ def choose_layers(module: fx.GraphModule, fake_mode: Any, threads: int) -> tuple
     layers = {layer: _task(layer, threads) for node in found if (layer := _layer(node)) is not None}
     tasks: dict[str, Task] = dict(layers.values())
     known = timings(tasks)
-    ways = {key: fastest(known.get(key, {}), "onednn") for key in tasks}
-    chosen = [layer for layer, (key, _) in layers.items() if ways[key] == "native"]
+    candidates = {key: fastest(known.get(key, {}), "onednn") for key in tasks}
+    chosen = [layer for layer, (key, _) in layers.items() if candidates[key] == "native"]
     for layer in chosen:
         _rewrite(module.graph, layer, fake_mode)
     if chosen:
@@ -190,7 +190,8 @@ def choose_layers(module: fx.GraphModule, fake_mode: Any, threads: int) -> tuple
     note = f"{len(chosen)} of {len(found)} recurrent layers by the native module" if chosen else ""
     counts = Counter(key for key, _ in layers.values())
     return note, [
-        ChoiceRecord(key.partition(": ")[2], counts[key], threads, way, known.get(key, {})) for key, way in ways.items()
+        ChoiceRecord(key.partition(": ")[2], counts[key], threads, way, known.get(key, {}))
+        for key, way in candidates.items()
     ]
 
 

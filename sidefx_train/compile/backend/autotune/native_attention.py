@@ -151,7 +151,7 @@ def _joined(node: fx.Node) -> fx.Node | None:
         while len(last.users) == 1 and (after := next(iter(last.users))).target is not aten.cat.default:
             if not _moves(after, [rows, length, heads, width], [rows, length, heads * width]):
                 return None
-            last, rounds = after, rounds + (after.target in _TURNS)
+            last, rounds = after, rounds + (after.target in _TRANSPOSES)
         if rounds != 1:  # with as many heads as positions, shapes are ambiguous
             return None
         if len(last.users) != 1 or list(last.meta["val"].shape) != [rows, length, heads * width]:
@@ -165,13 +165,13 @@ def _joined(node: fx.Node) -> fx.Node | None:
     return reader if reader.args[0] == [parts[i] for i in range(3)] and dim in (2, -1) else None
 
 
-_TURNS = (aten.permute.default, aten.transpose.int)
+_TRANSPOSES = (aten.permute.default, aten.transpose.int)
 
 
 def _moves(node: fx.Node, heads_last: list[int], flat: list[int]) -> bool:
     """Returns True for a transpose of heads and positions, a contiguous copy, and a merge of heads."""
     value = node.meta["val"]
-    if node.target in _TURNS:
+    if node.target in _TRANSPOSES:
         before = node.args[0].meta["val"]  # type: ignore[union-attr]
         dims = [0, 2, 1, 3] if node.target is aten.transpose.int else list(node.args[1])  # type: ignore[arg-type]
         swapped = node.target is aten.permute.default or sorted(d % 4 for d in node.args[1:]) == [1, 2]  # type: ignore

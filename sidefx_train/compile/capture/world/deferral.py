@@ -30,7 +30,7 @@ class Deferral:
         place = Place(caller) if caller is not None and trace_rules.looks_at_callers(fn) else None
         call = DeferredCall(fn, snapshots.many(args), snapshots.named(kwargs), self.world.locate(), place)
         self.world.deferred.append(call)
-        if args and trace_rules.moves_object(fn):
+        if args and trace_rules.mutates_object_later(fn):
             self.world.mutated_after_graph[id(args[0])] = trace_rules.describe(fn)
 
     def defer_change(self, fn: Callable[..., Any], args: tuple[Any, ...], what: str) -> None:

@@ -42,7 +42,7 @@ from sidefx_train.errors import BackendError
 
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 
-_LONGEST = 600
+_MAX_COMPARISON_SECONDS = 600
 """Seconds after which a comparison is abandoned."""
 
 Differs = Callable[[str], None]
@@ -52,7 +52,7 @@ Inputs = Callable[[], list[Any] | None]
 """Fetches a graph's inputs for a call of the step; returns ``None`` if its guards do not hold."""
 
 
-class NotKept(Exception):
+class NotCacheable(Exception):
     """A process compiled a graph that it cannot pass on: a thread must compile it."""
 
 
@@ -87,7 +87,7 @@ class Job:
 
         Raises:
             BackendError: compilation failed.
-            NotKept: it was compiled, but must be compiled again in this process.
+            NotCacheable: it was compiled, but must be compiled again in this process.
         """
         raise NotImplementedError
 
@@ -139,7 +139,7 @@ def start_in_process(job: Job) -> Job:
     return _Thread(job.captured, job.checks, job._config, job._differs)
 
 
-def taken(
+def load_compiled(
     captured: Captured, config: CompileConfig, differs: Differs, verdict: Verdict | None = None
 ) -> Executable | None:
     """Returns the captured graph as compiled by an earlier process or worker, if it is in the cache.
@@ -156,13 +156,13 @@ def taken(
         nonlocal missing
         found = take(traced, config)
         missing = missing or found is None
-        return found if found is not None else Executable(_nothing, atomic=True)
+        return found if found is not None else Executable(_not_compiled, atomic=True)
 
     executable = compile_capture.compile_graphs(captured, config, from_cache, differs, verdict)
     return None if missing else executable
 
 
-def _nothing(args: list[Any]) -> list[Any]:
+def _not_compiled(args: list[Any]) -> list[Any]:
     raise RuntimeError("a graph that was not compiled is never run")
 
 
@@ -215,8 +215,8 @@ class _Forked(Job):
     ) -> None:
         super().__init__(captured, checks, config, differs)
         folder = tempfile.mkdtemp(prefix="sidefx_")
-        name = os.path.join(folder, "said.json")
-        self._said = Path(name)
+        name = os.path.join(folder, "message.json")
+        self._message_file = Path(name)
         self._status: int | None = None
         self._child = start_fork()
         if self._child == 0:
@@ -242,19 +242,19 @@ class _Forked(Job):
     def end(self) -> None:
         self._end()
 
-    def _hear(self) -> dict[str, Any]:
+    def _read_message(self) -> dict[str, Any]:
         """Returns the message of the process, which has ended."""
         self.wait()
-        text = self._said.read_text() if self._said.exists() else ""
+        text = self._message_file.read_text() if self._message_file.exists() else ""
         self._end()
         return json.loads(text) if text else {}
 
-    def _verdict(self, said: dict[str, Any]) -> Verdict | None:
+    def _verdict(self, message: dict[str, Any]) -> Verdict | None:
         """Returns the verdict of the comparison; ``None`` if the first run must be compared."""
-        if "verdict" in said:
-            return replace(Verdict(**said["verdict"]), in_background=True)
+        if "verdict" in message:
+            return replace(Verdict(**message["verdict"]), in_background=True)
         killed = os.WTERMSIG(self._status or 0)
-        if said.get("comparing") and killed in _CRASHES:
+        if message.get("comparing") and killed in _CRASHES:
             name = signal.Signals(killed).name
             return Verdict(
                 differs=f"the compiled graph ended the process that compared it ({name})", in_background=True
@@ -274,16 +274,18 @@ class _Process(_Forked):
         graphs: list[TracedGraph],
         inputs: Inputs,
     ) -> None:
-        super().__init__(captured, checks, config, differs, lambda said: _work(graphs, config, said, inputs))
+        super().__init__(
+            captured, checks, config, differs, lambda message_file: _work(graphs, config, message_file, inputs)
+        )
 
     def result(self) -> Executable:
-        said = self._hear()
-        if said.get("not kept"):
-            raise NotKept
-        failed = said.get("failed", "")
+        message = self._read_message()
+        if message.get("not cacheable"):
+            raise NotCacheable
+        failed = message.get("failed", "")
         executable = None
         if not failed:
-            executable = taken(self.captured, self._config, self._differs, self._verdict(said))
+            executable = load_compiled(self.captured, self._config, self._differs, self._verdict(message))
         if executable is None:
             raise BackendError("SFX201", failed or f"the worker ended with status {self._status} without a result")
         executable.seconds["in the background"] = time.perf_counter() - self._began
@@ -296,11 +298,15 @@ class _Comparison(_Forked):
     def __init__(self, job: Job, executable: Executable, proving: Proving, inputs: Inputs) -> None:
         self._executable, self._proving = executable, proving
         super().__init__(
-            job.captured, job.checks, job._config, job._differs, lambda said: _compare(proving, said, inputs)
+            job.captured,
+            job.checks,
+            job._config,
+            job._differs,
+            lambda message_file: _compare(proving, message_file, inputs),
         )
 
     def result(self) -> Executable:
-        verdict = self._verdict(self._hear())
+        verdict = self._verdict(self._read_message())
         if verdict is None or not self._proving.hear(verdict):
             return self._executable
         return replace(self._executable, run=self._proving.compiled)
@@ -321,34 +327,34 @@ def _end(child: int, folder: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _work(graphs: list[TracedGraph], config: CompileConfig, said: str, inputs: Inputs = lambda: None) -> None:
+def _work(graphs: list[TracedGraph], config: CompileConfig, message_file: str, inputs: Inputs = lambda: None) -> None:
     """Runs in the forked process: compiles into the cache, reports errors, and exits without any clean-up."""
     try:
         os.setsid()  # its compilers end with it, and Ctrl-C is for the training
         values = _fetched(inputs) if config is not None and config.verify != 0 else None
-        begin_fork(os.path.dirname(said))
+        begin_fork(os.path.dirname(message_file))
         key = key_of(graphs[0], config) if values is not None else None
         if not all(hand_over(graph, config) for graph in graphs):
-            _say(said, {"not kept": True})
+            _write_message(message_file, {"not cacheable": True})
         elif values is not None:
             proving = compile_capture.proving(graphs[0], config, lambda traced, config: take(traced, config, key))
             if proving is not None:
-                _prove(proving, values, said)
+                _compare_and_report(proving, values, message_file)
     except BaseException as error:
         reason = error.reason if isinstance(error, BackendError) else "".join(traceback.format_exception_only(error))
-        _say(said, {"failed": reason.strip() or "unknown"})
+        _write_message(message_file, {"failed": reason.strip() or "unknown"})
     finally:
         os._exit(0)
 
 
-def _compare(proving: Proving, said: str, inputs: Inputs) -> None:
+def _compare(proving: Proving, message_file: str, inputs: Inputs) -> None:
     """Runs in a forked process that only compares."""
     try:
         os.setsid()
         values = _fetched(inputs)
-        begin_fork(os.path.dirname(said))
+        begin_fork(os.path.dirname(message_file))
         if values is not None:
-            _prove(proving, values, said)
+            _compare_and_report(proving, values, message_file)
     finally:
         os._exit(0)
 
@@ -360,10 +366,10 @@ def _fetched(inputs: Inputs) -> list[Any] | None:
         return None
 
 
-def _prove(proving: Proving, values: list[Any], said: str) -> None:
+def _compare_and_report(proving: Proving, values: list[Any], message_file: str) -> None:
     """Compares and reports the verdict; if that fails, the first run is compared."""
-    _say(said, {"comparing": True})
-    signal.alarm(_LONGEST)
+    _write_message(message_file, {"comparing": True})
+    signal.alarm(_MAX_COMPARISON_SECONDS)
     verdict: list[Verdict] = []
 
     def compare() -> None:
@@ -374,8 +380,8 @@ def _prove(proving: Proving, values: list[Any], said: str) -> None:
     thread.start()
     thread.join()
     if verdict and not verdict[0].unproven:
-        _say(said, {"verdict": asdict(verdict[0])})
+        _write_message(message_file, {"verdict": asdict(verdict[0])})
 
 
-def _say(said: str, what: dict[str, Any]) -> None:
-    Path(said).write_text(json.dumps(what))
+def _write_message(message_file: str, message: dict[str, Any]) -> None:
+    Path(message_file).write_text(json.dumps(message))

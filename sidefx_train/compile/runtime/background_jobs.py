@@ -88,7 +88,7 @@ class BackgroundJobs:
             if captured.commits:  # no step creates it, for example a skipped update
                 return self._capturer.compile(captured, call)
             checks = compile_capture.guard_checks(captured, call)
-            known = background_compile.taken(captured, self._config, self._context.differs)
+            known = background_compile.load_compiled(captured, self._config, self._context.differs)
             if known is None:
                 self.job = background_compile.start(
                     captured,
@@ -114,7 +114,7 @@ class BackgroundJobs:
             if self.job is not None:
                 return None
             return compile_capture.bind(job.captured, executable, job.checks, self._context)
-        except background_compile.NotKept:
+        except background_compile.NotCacheable:
             self.job = background_compile.start_in_process(job)
         except BackendError as error:
             self._failed(job, error)

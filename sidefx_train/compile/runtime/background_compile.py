@@ -24,7 +24,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,22 +56,46 @@ class NotCacheable(Exception):
     """A process compiled a graph that it cannot pass on: a thread must compile it."""
 
 
-class Job:
-    """One graph being compiled.
+@dataclass(frozen=True)
+class Request:
+    """What to compile.
 
     Attributes:
         captured: the capture.
         checks: checks of its guards, built when it was captured.
+        config: options.
+        differs: called with the result of a failed comparison.
+    """
+
+    captured: Captured
+    checks: dict[str, Any]
+    config: CompileConfig
+    differs: Differs
+
+    @property
+    def graphs(self) -> list[TracedGraph]:
+        """The graphs of the capture."""
+        return [self.captured.traced] if self.captured.joint is None else list(self.captured.joint.graphs)
+
+    def compile(
+        self, compiler: Callable[[TracedGraph, CompileConfig], Executable], verdict: Verdict | None = None
+    ) -> Executable:
+        """Compiles the graphs; see :func:`compile_capture.compile_graphs`."""
+        return compile_capture.compile_graphs(self.captured, self.config, compiler, self.differs, verdict)
+
+
+class Job:
+    """One graph being compiled.
+
+    Attributes:
+        request: what is compiled.
         awaited: somebody waits for the captured step: it is used as soon as it is compiled.
     """
 
     awaited = False
 
-    def __init__(self, captured: Captured, checks: dict[str, Any], config: CompileConfig, differs: Differs) -> None:
-        self.captured = captured
-        self.checks = checks
-        self._config = config
-        self._differs = differs
+    def __init__(self, request: Request) -> None:
+        self.request = request
         self._began = time.perf_counter()
 
     def done(self) -> bool:
@@ -96,23 +120,17 @@ class Job:
         raise NotImplementedError
 
 
-def start(
-    captured: Captured, checks: dict[str, Any], config: CompileConfig, differs: Differs, inputs: Inputs = lambda: None
-) -> Job:
+def start(request: Request, inputs: Inputs = lambda: None) -> Job:
     """Starts compiling a captured graph; called between two steps.
 
     Args:
-        captured: the capture.
-        checks: checks of its guards.
-        config: options.
-        differs: called with the result of a failed comparison.
+        request: what to compile.
         inputs: fetches the inputs of the call that is about to run.
     """
     start_build()
-    graphs = [captured.traced] if captured.joint is None else list(captured.joint.graphs)
-    if _can_fork() and all(can_be_handed_over(graph, config) for graph in graphs):
-        return _Process(captured, checks, config, differs, graphs, inputs)
-    return _Thread(captured, checks, config, differs)
+    if _can_fork() and all(can_be_handed_over(graph, request.config) for graph in request.graphs):
+        return _Process(request, inputs)
+    return _Thread(request)
 
 
 def compare(job: Job, executable: Executable, inputs: Inputs) -> Job | None:
@@ -136,18 +154,14 @@ def _can_fork() -> bool:
 
 def start_in_process(job: Job) -> Job:
     """Starts again in this process what another one could not pass on."""
-    return _Thread(job.captured, job.checks, job._config, job._differs)
+    return _Thread(job.request)
 
 
-def load_compiled(
-    captured: Captured, config: CompileConfig, differs: Differs, verdict: Verdict | None = None
-) -> Executable | None:
+def load_compiled(request: Request, verdict: Verdict | None = None) -> Executable | None:
     """Returns the captured graph as compiled by an earlier process or worker, if it is in the cache.
 
     Args:
-        captured: the capture.
-        config: options.
-        differs: called with the result of a failed comparison.
+        request: what would be compiled.
         verdict: result of the worker's comparison.
     """
     missing = False
@@ -158,7 +172,7 @@ def load_compiled(
         missing = missing or found is None
         return found if found is not None else Executable(_not_compiled, atomic=True)
 
-    executable = compile_capture.compile_graphs(captured, config, from_cache, differs, verdict)
+    executable = request.compile(from_cache, verdict)
     return None if missing else executable
 
 
@@ -167,8 +181,8 @@ def _not_compiled(args: list[Any]) -> list[Any]:
 
 
 class _Thread(Job):
-    def __init__(self, captured: Captured, checks: dict[str, Any], config: CompileConfig, differs: Differs) -> None:
-        super().__init__(captured, checks, config, differs)
+    def __init__(self, request: Request) -> None:
+        super().__init__(request)
         self._executable: Executable | None = None
         self._error: Exception | None = None
         self._finished = threading.Event()
@@ -177,7 +191,7 @@ class _Thread(Job):
 
     def _run(self) -> None:
         try:
-            self._executable = compile_capture.compile_graphs(self.captured, self._config, build, self._differs)
+            self._executable = self.request.compile(build)
         except Exception as error:  # raised again by result()
             self._error = error
         finally:
@@ -205,15 +219,8 @@ class _Thread(Job):
 class _Forked(Job):
     """Work of a forked process, which writes its messages as a line of JSON to a file."""
 
-    def __init__(
-        self,
-        captured: Captured,
-        checks: dict[str, Any],
-        config: CompileConfig,
-        differs: Differs,
-        work: Callable[[str], None],
-    ) -> None:
-        super().__init__(captured, checks, config, differs)
+    def __init__(self, request: Request, work: Callable[[str], None]) -> None:
+        super().__init__(request)
         folder = tempfile.mkdtemp(prefix="sidefx_")
         name = os.path.join(folder, "message.json")
         self._message_file = Path(name)
@@ -265,18 +272,8 @@ class _Forked(Job):
 class _Process(_Forked):
     """Compiles into the cache, and compares."""
 
-    def __init__(
-        self,
-        captured: Captured,
-        checks: dict[str, Any],
-        config: CompileConfig,
-        differs: Differs,
-        graphs: list[TracedGraph],
-        inputs: Inputs,
-    ) -> None:
-        super().__init__(
-            captured, checks, config, differs, lambda message_file: _work(graphs, config, message_file, inputs)
-        )
+    def __init__(self, request: Request, inputs: Inputs) -> None:
+        super().__init__(request, lambda message_file: _work(request.graphs, request.config, message_file, inputs))
 
     def result(self) -> Executable:
         message = self._read_message()
@@ -285,7 +282,7 @@ class _Process(_Forked):
         failed = message.get("failed", "")
         executable = None
         if not failed:
-            executable = load_compiled(self.captured, self._config, self._differs, self._verdict(message))
+            executable = load_compiled(self.request, self._verdict(message))
         if executable is None:
             raise BackendError("SFX201", failed or f"the worker ended with status {self._status} without a result")
         executable.seconds["in the background"] = time.perf_counter() - self._began
@@ -297,13 +294,7 @@ class _Comparison(_Forked):
 
     def __init__(self, job: Job, executable: Executable, proving: Proving, inputs: Inputs) -> None:
         self._executable, self._proving = executable, proving
-        super().__init__(
-            job.captured,
-            job.checks,
-            job._config,
-            job._differs,
-            lambda message_file: _compare(proving, message_file, inputs),
-        )
+        super().__init__(job.request, lambda message_file: _compare(proving, message_file, inputs))
 
     def result(self) -> Executable:
         verdict = self._verdict(self._read_message())

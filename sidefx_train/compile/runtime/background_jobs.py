@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from sidefx_train.compile.native import native_ready
 from sidefx_train.compile.pipeline import compile_capture
 from sidefx_train.compile.pipeline.captured import CaptureFailed
@@ -88,15 +90,11 @@ class BackgroundJobs:
             if captured.commits:  # no step creates it, for example a skipped update
                 return self._capturer.compile(captured, call)
             checks = compile_capture.guard_checks(captured, call)
-            known = background_compile.load_compiled(captured, self._config, self._context.differs)
+            request = background_compile.Request(captured, checks, self._config, self._context.differs)
+            known = background_compile.load_compiled(request)
             if known is None:
-                self.job = background_compile.start(
-                    captured,
-                    checks,
-                    self._config,
-                    self._context.differs,
-                    lambda: compile_capture.fetched(captured, checks, call),
-                )
+                inputs = functools.partial(compile_capture.fetched, captured, checks, call)
+                self.job = background_compile.start(request, inputs)
                 return None
         return compile_capture.bind(captured, known, checks, self._context)
 
@@ -106,14 +104,12 @@ class BackgroundJobs:
         if self.job is None or not self.job.done():
             return None
         job, self.job = self.job, None
+        captured, checks = job.request.captured, job.request.checks
         try:
             executable = job.result()
-            self.job = background_compile.compare(
-                job, executable, lambda: compile_capture.fetched(job.captured, job.checks, call)
-            )
-            if self.job is not None:
-                return None
-            return compile_capture.bind(job.captured, executable, job.checks, self._context)
+            inputs = functools.partial(compile_capture.fetched, captured, checks, call)
+            self.job = background_compile.compare(job, executable, inputs)
+            return None if self.job is not None else compile_capture.bind(captured, executable, checks, self._context)
         except background_compile.NotCacheable:
             self.job = background_compile.start_in_process(job)
         except BackendError as error:
@@ -137,7 +133,7 @@ class BackgroundJobs:
             raise error
         stop = CaptureFailed(error.code, error.reason, error.location, None)
         self._fallback.warn(stop, (stop.code, stop.reason), "was not compiled in the background")
-        if job.captured.specialization.has_symbolic_sizes:
+        if job.request.captured.specialization.has_symbolic_sizes:
             self._specialization.current = self._specialization.with_static_sizes()
             self._specialization.keep_sizes_static()
         else:

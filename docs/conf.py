@@ -10,10 +10,12 @@ from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx.application import Sphinx
 from sphinx.ext.napoleon import GoogleDocstring
+from sphinx.pycode import ModuleAnalyzer
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.parsing import nested_parse_to_nodes
 
 import sidefx_train
+from sidefx_train import switches
 
 project = "SideFX Train"
 copyright = "the SideFX Train authors"
@@ -36,6 +38,7 @@ nitpick_ignore_regex = [
 ]
 
 html_theme = "furo"
+pygments_dark_style = "github-dark"
 html_static_path = ["_static"]
 html_css_files = ["page.css"]
 html_title = f"SideFX Train {version}"
@@ -60,5 +63,26 @@ class PublicFunction(SphinxDirective):
         return nested_parse_to_nodes(self.state, StringList(lines, source=path))
 
 
+class SwitchTables(SphinxDirective):
+    """``switch-tables::``: one table for each group of switches."""
+
+    def run(self) -> list[nodes.Node]:
+        said = ModuleAnalyzer.for_module(switches.__name__).find_attr_docs()
+        lines: list[str] = []
+        for group in ("GRAPH", "COMPILE_TIME", "CORRECTNESS", "CODEGEN"):
+            lines += ["", f"``{group}``: {' '.join(said['', group])}", "", ".. list-table::", "   :widths: 1 3", ""]
+            for name, effect in getattr(switches, group).items():
+                lines += [f"   * - ``{name}``", f"     - {effect}"]
+        return nested_parse_to_nodes(self.state, StringList(lines, source=switches.__file__))
+
+
+def without_signature(app: Sphinx, what: str, name: str, obj: Any, options: Any, signature: str, returns: str) -> Any:
+    """Drops the signatures of records and errors, which users read and do not create."""
+    created_inside = what == "exception" or "<factory>" in (signature or "") or name.endswith("Record")
+    return ("", "") if signature and created_inside else None
+
+
 def setup(app: Sphinx) -> None:
     app.add_directive("public-function", PublicFunction)
+    app.add_directive("switch-tables", SwitchTables)
+    app.connect("autodoc-process-signature", without_signature)

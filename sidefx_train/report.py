@@ -71,7 +71,14 @@ class CaptureRecord:
 
 @dataclass
 class BreakRecord:
-    """A location where capture stopped, with a count."""
+    """A location where a capture stopped.
+
+    Attributes:
+        code: the reason's code, such as ``"SFX101"``.
+        reason: what could not be captured, by the user's names.
+        location: the user's line.
+        count: captures that stopped there.
+    """
 
     code: str
     reason: str
@@ -125,7 +132,14 @@ class GuardRecord:
 
 @dataclass
 class FallbackRecord:
-    """Counts the steps that ran eagerly for one reason."""
+    """Counts the steps that ran eagerly for one reason.
+
+    Attributes:
+        code: the reason's code, such as ``"SFX101"``.
+        reason: why the steps were not replayed, by the user's names.
+        location: the user's line, if the reason has one.
+        count: steps that ran eagerly.
+    """
 
     code: str
     reason: str
@@ -141,7 +155,7 @@ class StepReport:
         name: the step's name.
         backend: name of the backend.
         captures: one record per capture, oldest first.
-        breaks: where capture stopped, also after an earlier break; equal breaks are counted once each.
+        breaks: where captures stopped, also after an earlier break; one record per line and reason.
         recaptures: the values that caused the step to be captured again.
         effects: Python side effects that replay performs after the graph, as text.
         guards: conditions for replay.

@@ -102,10 +102,10 @@ def fit(
             it is, and the model returns the loss, alone or as ``.loss`` or ``["loss"]``.
         val_data: like ``data``; validation runs eagerly after every epoch, without gradients, in eval mode.
         metrics: a torchmetrics Metric, MetricCollection, or dict of Metrics, updated with ``(output, target)``.
-        precision: Fabric's: ``"32-true"``, ``"bf16-mixed"``, ``"64-true"``, ...
-        accelerator: Fabric's.
-        devices: Fabric's.
-        strategy: Fabric's.
+        precision: as for Fabric: ``"32-true"``, ``"bf16-mixed"``, ``"64-true"``, ...
+        accelerator: as for Fabric.
+        devices: as for Fabric; with several, nothing is captured.
+        strategy: as for Fabric.
         compile: capture the step; ``False`` runs it eagerly.
         warmup: ``"background"``: training starts at once, and the captured step takes over when it is compiled;
             ``"now"``: the first step waits for that.

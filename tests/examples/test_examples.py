@@ -48,6 +48,7 @@ def test_quickstart(load, capsys, tmp_path):
     page = (tmp_path / "runs/quickstart/report.html").read_text()
     assert page.count("<svg") == 2 and "http" not in page.replace("http://www.w3.org", ""), "the page is not on its own"
     assert 'class="sidefx-report"' in page and "┏" not in page, "the report is a box of text"
+    assert "white-space: pre-wrap" in page, "long lines of the sample are cut"
     ends = [float(x) for x in re.findall(r'<text x="([\d.]+)"[^>]*text-anchor="middle"', page)]
     assert max(ends) <= 860 - 20, "a label at the right edge is cut"
 
@@ -55,8 +56,8 @@ def test_quickstart(load, capsys, tmp_path):
 def test_percentile_bands(load):
     page = load("page")
     found = page.bands([1.0] * 99 + [50.0], groups=10)
-    assert len(found) == 10 and all(high == 1.0 for *_, high in found[:9]), found
-    assert found[-1][1:3] == (1.0, 1.0), "one slow step moves the median"
+    assert len(found) == 10 and all(high == 1.0 for *_, high in found), "one slow step of ten stretches the band"
+    assert page.bands([1.0, 2.0, 3.0]) == [(0.0, 1.0, 1.0, 1.0), (1.0, 2.0, 2.0, 2.0), (2.0, 3.0, 3.0, 3.0)]
 
 
 def test_quickstart_fits_agree(load):
@@ -73,3 +74,23 @@ def test_quickstart_fits_agree(load):
     assert eager.losses == ours.losses, "the losses differ"
     assert eager.model.characters_seen == ours.model.characters_seen == 8 * 2 * quickstart.LENGTH, "the counter differs"
     assert (ours.report.graph_count, ours.report.fallback_count) == (1, 0), str(ours.report)
+
+
+@pytest.mark.parametrize("low, high", [(0.0, 399.0), (0.0, 2999.0), (1.71, 4.68), (4.0, 4.000001), (-0.3, 0.2)])
+def test_axes_have_round_numbers(load, low, high):
+    ticks = load("page")._ticks(low, high)
+    assert ticks[0] <= low + 1e-9 and ticks[-1] >= high - 1e-9 and 4 <= len(ticks) <= 11, ticks
+    step = ticks[1] - ticks[0]
+    assert f"{step:.0e}"[0] in "125", f"the distance of two labels is {step}"
+
+
+def test_speed_counts_the_steps_that_were_replayed(load):
+    """A short fit ends soon after the graph is compiled in the background."""
+    quickstart = load("quickstart")
+    from sidefx_train import StepReport
+
+    report = StepReport()
+    report.record_fallback("SFX206", "the graph is not compiled yet", count=8)
+    seconds = [1.0] * 8 + [0.1] * 2
+    assert quickstart.Fit("captured", None, [], seconds, report).steps_per_second == pytest.approx(10.0)
+    assert quickstart.Fit("eager", None, [], seconds).steps_per_second == pytest.approx(1.0)

@@ -193,15 +193,16 @@ def test_private_torch_names_live_in_one_folder():
         assert not found, f"{file.relative_to(ROOT)} uses {found}"
 
 
-def test_recipes_name_what_exists():
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/internals/where-to-look.md"])
+def test_recipes_and_answers_name_what_exists(page):
     """`name` in `file`: a definition or an assignment at the top level of that file, or a method in it."""
-    text = " ".join((ROOT / "CONTRIBUTING.md").read_text().split())
-    recipes = re.findall(r"`(\w+)` in `([\w./]+\.py)`", text)
-    assert len(recipes) >= 15, "the recipes of CONTRIBUTING.md name files and functions"
-    for name, end in recipes:
+    text = " ".join((ROOT / page).read_text().split())
+    named = re.findall(r"`(\w+)` in `([\w./]+\.py)`", text)
+    assert len(named) >= 15, f"{page} names files and functions"
+    for name, end in named:
         (file,) = [path for path in (ROOT / "sidefx_train").rglob("*.py") if str(path).endswith(f"/{end}")]
         defined = re.search(rf"^\s*(?:def|class) {name}\b|^{name}\b.*=", file.read_text(), flags=re.MULTILINE)
-        assert defined, f"CONTRIBUTING.md: {end} has no {name}"
+        assert defined, f"{page}: {end} has no {name}"
 
 
 def _lacks(page: str, names) -> list[str]:

@@ -13,7 +13,10 @@ _ATTRIBUTE_KINDS = frozenset({"set_attr", "del_attr", "set_slot", "del_slot", "s
 
 
 def effect_lines(writer: Writer, rebuilder: Rebuilder, effect: Effect) -> list[str]:
-    """Returns the lines of one effect, except for the kinds that come before all others."""
+    """Returns the lines that write one change back: an attribute, a dict entry, list items, a cell, a gradient.
+
+    There are none for the kinds that come before all others.
+    """
     if effect.kind in ("set_data", "grow") or effect.switches:
         return []
     if effect.kind in _ATTRIBUTE_KINDS:

@@ -28,8 +28,9 @@ from sidefx_train.compile.functionalization.tensor_scalar_ops import (
     call_with_scalars,
     has_tensor_scalar,
 )
-from sidefx_train.compile.graph.alias_analysis import Aliases, extent
+from sidefx_train.compile.graph.alias_analysis import Aliases
 from sidefx_train.compile.graph.artifacts import SyntheticBase, TracedGraph, is_scalar
+from sidefx_train.compile.graph.strided_layout import extent
 from sidefx_train.compile.graph.view_chains import STRIDED, changes_layout
 from sidefx_train.compile.ops.runtime_assert import RUNTIME_ASSERT
 from sidefx_train.errors import BackendError
@@ -496,12 +497,6 @@ def _with_bits(value: Any, made: torch.Tensor) -> Any:
     """Makes a strided view conjugate and negative like ``made``."""
     value = value.conj() if made.is_conj() else value
     return aten._neg_view.default(value) if made.is_neg() else value
-
-
-def _is_dense(value: torch.Tensor) -> bool:
-    """Returns True if a tensor's elements fill its memory range without gaps."""
-    reach = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
-    return bool(reach + 1 == value.numel())
 
 
 def _static(layout: tuple[Any, Any, Any], source: str) -> Layout:

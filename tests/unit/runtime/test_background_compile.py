@@ -326,8 +326,8 @@ training = Training()
 step = sidefx_train.compile(training.step, warmup="background")
 for i in range(2):
     step(*batch(i))
-assert step._job is not None
-print("worker", getattr(step._job, "_child", 0), time.time())
+assert step._jobs.job is not None
+print("worker", getattr(step._jobs.job, "_child", 0), time.time())
 {end}
 """
 

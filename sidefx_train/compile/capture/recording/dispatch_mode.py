@@ -21,7 +21,7 @@ from sidefx_train.compile.capture.recording.eager_parity.foreach import count_li
 from sidefx_train.compile.capture.recording.eager_parity.kernel_errors import check_kernel
 from sidefx_train.compile.capture.recording.eager_parity.linalg_values_only import mark
 from sidefx_train.compile.capture.recording.eager_parity.memory_overlap import check_overlap
-from sidefx_train.compile.capture.recording.eager_parity.resize import enlarged, resized, turn
+from sidefx_train.compile.capture.recording.eager_parity.resize import enlarged, resized, set_layout
 from sidefx_train.compile.capture.recording.eager_parity.view_history import check_strided
 from sidefx_train.compile.common.thread_warnings import no_warnings
 from sidefx_train.compile.graph.artifacts import CALLED, DERIVED, FORWARD, HIDDEN_FROM_AUTOGRAD, LINE, NO_GRAD
@@ -114,7 +114,7 @@ class RepeatingMode(compat.RecordingMode):
         layout = resized(func, args, kwargs or {})
         if layout is not None:
             with self:
-                return turn(args[0], *layout)
+                return set_layout(args[0], *layout)
         if self.graph_tracer.memory is not None:
             size = enlarged(func, args, kwargs or {})
             if size is not None:

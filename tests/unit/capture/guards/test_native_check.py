@@ -269,7 +269,7 @@ def test_nobody_waits_for_the_guards(tmp_path: Any, monkeypatch: pytest.MonkeyPa
     step = compile_step(lambda x: model(x).sum().backward(), backend="eager")
 
     def waiting() -> list[bool]:
-        checks = [entry.replay.__globals__[native_check.CHECK] for entry in step._entries]
+        checks = [entry.replay.__globals__[native_check.CHECK] for entry in step._cache.entries]
         return [isinstance(check, native_check.UntilBuilt) for check in checks]
 
     for _ in range(4):

@@ -43,7 +43,7 @@ def tensor_shadow(heap: ShadowTableAPI, real: torch.Tensor, source: Source) -> A
         heap.refuse("SFX109", f"{source.label} is a view whose storage was replaced (.data)")
     address = compat.storage_address(real)
     for other in heap.memory.replaced():
-        if other.real is real._base or (compat.storage_address(other.real) == address and other.grown):
+        if other.real is real._base or (compat.storage_address(other.real) == address and other.resized):
             reason = f"{source.label} shares storage with {other.source.label}, whose storage was replaced"
             heap.refuse("SFX109", reason)
     resized = not safe_isinstance(real, torch.nn.Parameter) and any(

@@ -57,6 +57,8 @@ class Residual:
         seen: records the other views that the source makes, if a backward leaves the step too.
         shown: those views, by their nodes.
         made: ids of objects created in the step that leave it.
+        positional: number of positional arguments.
+        keywords: names of keyword arguments, in call order.
     """
 
     source: str
@@ -72,6 +74,8 @@ class Residual:
     seen: Seen
     shown: dict[fx.Node, int]
     made: frozenset[int]
+    positional: int
+    keywords: tuple[str, ...]
 
 
 def plan(
@@ -195,6 +199,8 @@ def _write(
         rebuilder.seen,
         rebuilder.shown,
         rebuilder.made(),
+        positional,
+        keywords,
     )
     return residual, rebuilder
 

@@ -92,7 +92,7 @@ def specialized_after(
     """
     found = newest.why(*call)
     if found is None and newest.captured.state_check.check():
-        return spec, Missed("arguments", "as captured", "different in number, names or dispatch keys", None)
+        return spec, _other_arguments(newest, call)
     if found is None:
         return spec, Missed("global state", "as captured", "changed (grad mode, autocast, threads...)", None)
     guard, value = found
@@ -117,8 +117,28 @@ def specialized_after(
         spec = replace(spec, dynamic_sizes=spec.dynamic_sizes | changes.sizes)
     elif guard.kind == "is" and _replaced(guard.value, value, in_part):
         spec = replace(spec, refetched=spec.refetched | {label})
-    old = describe(guard) if guard.kind in ("number", "absent", "no_item") else short(guard.value)
-    return spec, Missed(label, old, short(value), guard.location)
+    old = describe(guard) if guard.kind in ("number", "absent", "no_item") else _shown(guard.value)
+    return spec, Missed(label, old, _shown(value), guard.location)
+
+
+def _shown(value: Any) -> str:
+    """Returns a value as text; strings of the program in quotes."""
+    return short(repr(value) if type(value) is str else value)
+
+
+def _other_arguments(newest: Entry, call: Call) -> Missed:
+    """Returns the failure of an entry whose guards all hold, but not the check of the arguments before them."""
+    captured = newest.captured.residual
+    was, now = ((captured.positional, captured.keywords), (len(call.args), tuple(call.kwargs)))
+    if was == now:
+        return Missed("arguments", "as captured", "tensors with other dispatch keys", None)
+    return Missed("the call", _signature(*was), _signature(*now), None)
+
+
+def _signature(positional: int, keywords: tuple[str, ...]) -> str:
+    """Describes the arguments of a call."""
+    named = f" and {', '.join(f'{name}=' for name in keywords)}" if keywords else ""
+    return f"{positional} positional argument{'' if positional == 1 else 's'}{named}"
 
 
 def _replaced(old: Any, new: Any, in_part: bool) -> bool:

@@ -8,17 +8,20 @@ TORCH_INDEX ?=
 JOBS   ?= 2
 ARGS   ?=
 # Random training steps of `make fuzz`: how many, and which.
+# The release of torch of `make test-torch`, and what is run there: TORCH_RUN=opinfo, fuzz, vision, bench.
+TORCH  ?= 2.15.0
+TORCH_RUN ?= unit
 N      ?= 5000
 SEED   ?= 0
 
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
-.PHONY: train test slow fuzz opinfo bench cpython docs lint types unit clean help
+.PHONY: train test test-torch vision slow fuzz opinfo bench cpython docs lint types unit clean help
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make train | make test | make slow | make fuzz N=5000 | make bench ARGS='--only mlp_tiny' | make cpython | make opinfo | make docs | make lint | make clean"
+	@echo "make train | make test | make test-torch TORCH=2.15.0 | make slow | make fuzz N=5000 | make bench ARGS='--only mlp_tiny' | make cpython | make opinfo | make docs | make lint | make clean"
 
 # A stamp is newer than what it was installed from, so an up-to-date .venv costs nothing.
 $(VENV)/.stamp-venv:
@@ -59,6 +62,17 @@ unit: $(VENV)/.stamp-test
 
 test: lint types unit
 
+# The tests on another release of torch, in .venv-torch-$(TORCH). PyPI has CUDA builds (5 GB), which need no device.
+test-torch:
+	test -x .venv-torch-$(TORCH)/bin/python || $(PYTHON) -m venv .venv-torch-$(TORCH)
+	sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > .venv-torch-$(TORCH)/constraints.txt
+	.venv-torch-$(TORCH)/bin/python -m pip --disable-pip-version-check install -q -c .venv-torch-$(TORCH)/constraints.txt \
+		torch==$(TORCH) torchvision 'setuptools>=77' wheel
+	.venv-torch-$(TORCH)/bin/python -m pip --disable-pip-version-check install -q -c .venv-torch-$(TORCH)/constraints.txt \
+		--no-build-isolation -e '.[test]'
+	touch $(foreach stamp,venv torch run test,.venv-torch-$(TORCH)/.stamp-$(stamp))
+	$(MAKE) $(TORCH_RUN) VENV=.venv-torch-$(TORCH)
+
 # What takes minutes and proves little more than its like in `make test`.
 slow: $(VENV)/.stamp-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m slow --ignore tests/fuzz $(ARGS)
@@ -74,6 +88,12 @@ cpython: $(VENV)/.stamp-test
 # Every operator and module of torch's own lists, minutes. Some: make opinfo ARGS="-v softmax linalg"
 opinfo: $(VENV)/.stamp-test
 	OMP_NUM_THREADS=1 $(BIN)/python tests/opinfo/run.py -j $(JOBS) $(ARGS)
+
+# Models of torchvision and timm, compared with eager: make test-torch TORCH_RUN=vision
+vision: $(VENV)/.stamp-test
+	$(BIN)/python -m pip --disable-pip-version-check install -q -c $(or $(wildcard $(VENV)/constraints.txt),constraints.txt) \
+		torchvision timm
+	OMP_NUM_THREADS=1 $(BIN)/python tests/vision/run.py $(ARGS)
 
 bench: $(VENV)/.stamp-run
 	$(BIN)/python -m sidefx_train.bench --suite core $(ARGS)

@@ -17,12 +17,9 @@ with _fewer_collections():
     from sidefx_train import fit as fit
     from sidefx_train.compile.api import explain as explain
     from sidefx_train.compile.api import mark_dynamic as mark_dynamic
-    from sidefx_train.compile.runtime.compiled_step import CompiledStep as CompiledStep
+    from sidefx_train.compile.torch_support import CompiledStep as CompiledStep
     from sidefx_train.disk_cache import cache_dir as cache_dir
     from sidefx_train.report import StepReport as StepReport
-    from sidefx_train.torch_compat import import_what_captures_need as _import_what_captures_need
-
-    _import_what_captures_need()
 
 __version__ = "0.1.0"
 __all__ = [

@@ -1,4 +1,4 @@
-"""``python -m sidefx_train cache --list``: lists what is cached on disk."""
+"""``python -m sidefx_train doctor`` checks the installation, ``cache --list`` lists what is cached on disk."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.filesize import decimal
 from rich.table import Column, Table
 
 from sidefx_train import disk_cache
+from sidefx_train.doctor import doctor
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -20,9 +21,16 @@ def main(argv: list[str] | None = None) -> int:
     what = files.add_mutually_exclusive_group()
     what.add_argument("--list", action="store_true", help="list the entries (the default)")
     what.add_argument("--clear", action="store_true", help="remove all entries")
+    commands.add_parser("doctor", help="describe the installation and run a small step on each backend")
     args = parser.parse_args(argv)
     console = Console()
-    if args.clear:
+    if args.command == "doctor":
+        return 0 if doctor(console) else 1
+    return _cache(args.clear, console)
+
+
+def _cache(clear: bool, console: Console) -> int:
+    if clear:
         freed = disk_cache.clear()
         console.print(f"{decimal(freed)} freed in {disk_cache.cache_dir()}", highlight=False, soft_wrap=True)
         return 0

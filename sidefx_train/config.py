@@ -84,6 +84,11 @@ class CompileConfig:
             raise ValueError(f"recapture_limit={self.recapture_limit}: expected 1 or more")
 
     @property
+    def strict(self) -> bool:
+        """True if a step that cannot be captured as one graph raises instead of running eagerly or in parts."""
+        return self.fullgraph or self.on_failure == "raise"
+
+    @property
     def backend_name(self) -> str:
         if isinstance(self.backend, str):
             return self.backend

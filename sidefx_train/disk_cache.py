@@ -32,6 +32,7 @@ from typing import Any
 from sidefx_train.errors import SideFXWarning
 
 _FORMAT = "sidefx_train cache 1"
+PACKAGE_DIR = str(Path(__file__).parent)
 _RECORD, _LIBRARY = ".sfx", ".so"
 _DEFAULT_LIMIT_MB = 2048
 _used_here: set[str] = set()
@@ -313,6 +314,15 @@ def _chosen_for_inductor() -> str | None:
 
 
 _inductors = _chosen_for_inductor()
+
+
+@lru_cache(maxsize=1)
+def package_hash() -> str:
+    """Returns a hash of every source file of this library: any may affect what is cached."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(PACKAGE_DIR).rglob("*.py")):
+        digest.update(str(file.relative_to(PACKAGE_DIR)).encode() + file.read_bytes())
+    return digest.hexdigest()
 
 
 def _digest(content: bytes) -> str:

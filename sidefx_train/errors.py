@@ -50,6 +50,11 @@ CODES: dict[str, tuple[str, str]] = {
     ),
     # training loops
     "SFX301": ("left to the framework's own training step", "Remove what the message names to have steps captured."),
+    # the installation
+    "SFX401": (
+        "this build of torch is not supported",
+        "Install a release that the message names; python -m sidefx_train doctor says what works.",
+    ),
 }
 
 

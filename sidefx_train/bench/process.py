@@ -53,7 +53,7 @@ class Process:
         """Waits for its first steps; returns False if it ends before, or takes too long."""
         return self._line() == READY
 
-    def turn(self) -> bool:
+    def run_slice(self) -> bool:
         """Runs steps for a short time; returns False if the process has failed."""
         answer = self._line() if self._tell(GO) else ""
         try:

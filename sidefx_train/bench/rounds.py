@@ -103,7 +103,7 @@ def _round(plan: Plan, workload: str, index: int, folder: Path, given_up: set[tu
                 yield ended(contender, process)
         for _ in range(plan.slices):
             for contender, process in list(ready.items()):
-                if not process.turn():
+                if not process.run_slice():
                     yield ended(contender, ready.pop(contender))
         for contender, process in ready.items():
             yield ended(contender, process)

@@ -139,16 +139,6 @@ def _interpret_instead(original: Any, ours: Callable[..., Any], unless: str = ""
         return ABSENT if unless in kwargs else world.interp.call(ours, args, kwargs)
 
 
-def count(progress: Any, method: str) -> None:
-    """Advances one of Lightning's progress counters, after the graph unless the step reads it."""
-    getattr(progress, method)()
-
-
-@registry.intercept(count)
-def _count_after_step(world: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    world.defer_change(count, args, "Lightning's count of zero_grad")
-
-
 def _called_after_step(silent: type, name: str) -> registry.Interceptor:
     """Calls a profiler after the graph with what ran, in order: it measures the times of the replay."""
 

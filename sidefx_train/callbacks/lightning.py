@@ -13,9 +13,14 @@ from weakref import ProxyTypes
 
 import lightning.pytorch as pl_package
 
-from sidefx_train.callbacks.deferred_log import defer_logging_of
-from sidefx_train.callbacks.hook_calls import follow_calls_of
-from sidefx_train.callbacks.training_step import Batch, Lightning, automatic_step, manual_step, reason_not_to
+from sidefx_train.callbacks.registration import intercept_hooks, intercept_logging
+from sidefx_train.callbacks.training_step import (
+    Batch,
+    Lightning,
+    automatic_step,
+    manual_step,
+    reason_not_to,
+)
 from sidefx_train.compile.api import compile_step
 from sidefx_train.config import Backend
 from sidefx_train.errors import CODES, SideFXWarning
@@ -192,8 +197,8 @@ class _Training:
     def __init__(self, callback: SideFXCompile, trainer: Any, module: Any) -> None:
         self._callback, self._trainer, self._module = callback, trainer, module
         self._pl = pl = Lightning(trainer)
-        defer_logging_of(pl)
-        follow_calls_of(pl.package, *map(pl.module, ("trainer.call", "plugins.precision", "profilers")))
+        intercept_logging(pl)
+        intercept_hooks(pl)
         loops = trainer.fit_loop.epoch_loop
         self._automatic, self._manual = loops.automatic_optimization, loops.manual_optimization
         self._run_natively, self._advance_natively = self._automatic.run, self._manual.advance

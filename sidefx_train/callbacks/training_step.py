@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from sidefx_train.callbacks.hook_calls import count
+from sidefx_train.compile.common import interceptor_registry as registry
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 """Import names of Lightning; both contain the same code with separate classes."""
@@ -126,6 +126,16 @@ def _detached(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)([_detached(item) for item in value])
     return value
+
+
+def count(progress: Any, method: str) -> None:
+    """Advances one of Lightning's progress counters, after the graph unless the step reads it."""
+    getattr(progress, method)()
+
+
+@registry.intercept(count)
+def _count_after_step(world: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    world.defer_change(count, args, "Lightning's count of zero_grad")
 
 
 @dataclass

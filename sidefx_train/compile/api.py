@@ -7,12 +7,9 @@ from typing import Any, Literal
 
 import torch
 
-import sidefx_train.compile.capture.interceptors
-import sidefx_train.hooks
-import sidefx_train.optim  # noqa: F401 - all three register with the compiler
-from sidefx_train.compile.capture.shadows.objects.tensors import MARK
+from sidefx_train.compile.common.sentinels import DYNAMIC_DIMS
 from sidefx_train.compile.runtime.compiled_module import compiled_module, model_of, step_of
-from sidefx_train.compile.runtime.compiled_step import CompiledStep
+from sidefx_train.compile.torch_support import make_step
 from sidefx_train.config import Backend, CompileConfig
 from sidefx_train.report import StepReport
 
@@ -100,9 +97,9 @@ def compile_step(
 
 def _compiled(fn: Any, config: CompileConfig) -> Any:
     if not isinstance(fn, torch.nn.Module):
-        return CompiledStep(fn, config)
+        return make_step(fn, config)
     model = model_of(fn)
-    return compiled_module(model, CompiledStep(model, config))
+    return compiled_module(model, make_step(model, config))
 
 
 def explain(step: Any) -> StepReport:
@@ -137,4 +134,4 @@ def mark_dynamic(tensor: torch.Tensor, dim: int | Sequence[int]) -> None:
     for one in dims:
         if not -tensor.dim() <= one < tensor.dim():
             raise IndexError(f"dimension {one} of a tensor of {tensor.dim()} dimensions")
-    setattr(tensor, MARK, tuple({*getattr(tensor, MARK, ()), *(one % tensor.dim() for one in dims)}))
+    setattr(tensor, DYNAMIC_DIMS, tuple({*getattr(tensor, DYNAMIC_DIMS, ()), *(one % tensor.dim() for one in dims)}))

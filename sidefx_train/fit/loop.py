@@ -20,7 +20,7 @@ import torch
 from lightning.fabric.strategies import SingleDeviceStrategy
 from torch import nn
 
-from sidefx_train.callbacks.deferred_log import defer_logging_of
+from sidefx_train.callbacks.registration import intercept_logging
 from sidefx_train.callbacks.training_step import Lightning, ignores_argument
 from sidefx_train.compile.api import compile_step
 from sidefx_train.errors import CODES, SideFXWarning
@@ -258,7 +258,7 @@ class _Run:
         self.compiled: Any = None
         if compile and reason is None:
             if self.is_lightning:
-                defer_logging_of(Lightning(model))
+                intercept_logging(Lightning(model))
             step = self.compiled = compile_step(step, warmup=warmup, deterministic=seeded)
         elif reason is not None:
             title, advice = CODES[LEFT_TO_FABRIC]

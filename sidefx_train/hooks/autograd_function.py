@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
@@ -30,14 +31,14 @@ def _number_class(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, An
     type(torch.autograd.Function).__init__(*args, **kwargs)
 
 
-@registry.intercept(torch.autograd.Function.apply.__func__)  # type: ignore[attr-defined]
+@registry.intercept(compat.FUNCTION_APPLY)
 def _apply(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     cls = args[0]
     if cls in world.reentering_classes.values():
         return ABSENT
     if cls not in world.reentering_classes:
         world.reentering_classes[cls] = _reentering_class(world, cls)
-    return world.interp.call(torch.autograd.Function.apply.__func__, (world.reentering_classes[cls], *args[1:]), kwargs)  # type: ignore[attr-defined]
+    return world.interp.call(compat.bound_apply(world.reentering_classes[cls]), args[1:], kwargs)
 
 
 def _reentering_class(world: TraceWorld, cls: type) -> type:

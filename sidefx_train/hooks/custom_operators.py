@@ -35,7 +35,7 @@ def _call(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         world.heap.refuse("SFX111", f"calls {operator}, an operator over lists of tensors with a derivative in Python")
     positional, named = compat.operator_arguments(overload, tuple(given), kwargs)
     reentering_class = _reentering_class(world, overload, registration, named)
-    return world.interp.call(torch.autograd.Function.apply.__func__, (reentering_class, *positional), {})  # type: ignore[attr-defined]
+    return world.interp.call(compat.bound_apply(reentering_class), tuple(positional), {})
 
 
 def _leaves(values: tuple[Any, ...]) -> list[Any]:

@@ -1,9 +1,10 @@
 """All private torch names that this library uses, by topic.
 
-Checked against torch 2.11, 2.12 and 2.13. Nothing else in the package imports a torch name that starts with an
+Checked against torch 2.11 to 2.15. Nothing else in the package imports a torch name that starts with an
 underscore or from an experimental module, so only this folder must be reviewed to support a torch release.
 """
 
+from sidefx_train.torch_compat.autograd import FUNCTION_APPLY as FUNCTION_APPLY
 from sidefx_train.torch_compat.autograd import NODES_BY_OPERATION as NODES_BY_OPERATION
 from sidefx_train.torch_compat.autograd import PLAIN_VIEW as PLAIN_VIEW
 from sidefx_train.torch_compat.autograd import VERSIONS as VERSIONS
@@ -11,6 +12,7 @@ from sidefx_train.torch_compat.autograd import alias_hidden_from_autograd as ali
 from sidefx_train.torch_compat.autograd import asks_for_execution as asks_for_execution
 from sidefx_train.torch_compat.autograd import below_autograd as below_autograd
 from sidefx_train.torch_compat.autograd import below_autograd_only as below_autograd_only
+from sidefx_train.torch_compat.autograd import bound_apply as bound_apply
 from sidefx_train.torch_compat.autograd import creation_of as creation_of
 from sidefx_train.torch_compat.autograd import has_no_derivative as has_no_derivative
 from sidefx_train.torch_compat.autograd import increment_version as increment_version
@@ -125,6 +127,7 @@ from sidefx_train.torch_compat.op_overloads import changes_in_place as changes_i
 from sidefx_train.torch_compat.op_overloads import decomposition_of as decomposition_of
 from sidefx_train.torch_compat.op_overloads import has_keyword_arguments as has_keyword_arguments
 from sidefx_train.torch_compat.op_overloads import is_random as is_random
+from sidefx_train.torch_compat.op_overloads import is_torchs as is_torchs
 from sidefx_train.torch_compat.op_overloads import name_of_derivative as name_of_derivative
 from sidefx_train.torch_compat.op_overloads import operator_arguments as operator_arguments
 from sidefx_train.torch_compat.op_overloads import operator_defaults as operator_defaults

@@ -39,6 +39,17 @@ def output_of(node: Any, number: int) -> tuple[tuple[Any, ...], torch.dtype, tor
     return tuple(made.shape), made.dtype, made.device
 
 
+_APPLY = vars(torch.autograd.Function)["apply"]
+
+FUNCTION_APPLY = getattr(_APPLY, "__func__", _APPLY)
+"""What ``Function.apply`` calls: a Python function up to torch 2.13, a class method of C code from 2.14."""
+
+
+def bound_apply(cls: type) -> Any:
+    """Returns torch's ``Function.apply`` bound to a class, which may override it."""
+    return _APPLY.__get__(None, cls)
+
+
 increment_version = torch._C._increment_version
 
 

@@ -73,16 +73,16 @@ def alias_fake(mode: FakeTensorMode, real: torch.Tensor, fake: torch.Tensor) -> 
     """
     version = fake._version
     with torch.no_grad():
-        twin = fake.detach()
-        if twin.dtype != real.dtype:
-            twin = twin.as_strided_((fake.untyped_storage().nbytes() // fake.itemsize,), (1,), 0).view(real.dtype)
-        twin.as_strided_(real.size(), real.stride(), real.storage_offset())
+        alias = fake.detach()
+        if alias.dtype != real.dtype:
+            alias = alias.as_strided_((fake.untyped_storage().nbytes() // fake.itemsize,), (1,), 0).view(real.dtype)
+        alias.as_strided_(real.size(), real.stride(), real.storage_offset())
     set_version(fake, version)
-    if twin._is_view():
+    if alias._is_view():
         return None
-    twin.requires_grad_(real.requires_grad)
-    mode.fake_tensor_converter.set_tensor_memo(real, twin)
-    return twin
+    alias.requires_grad_(real.requires_grad)
+    mode.fake_tensor_converter.set_tensor_memo(real, alias)
+    return alias
 
 
 def fake_counted(fake: torch.Tensor) -> torch.Tensor:

@@ -48,6 +48,11 @@ _OWN_OPERATORS = (
 )
 
 
+def is_torchs(operator: Any) -> bool:
+    """Returns True for an operator of torch or of this library, False for one that another library has defined."""
+    return operator.namespace in _OWN_OPERATORS
+
+
 def python_derivative(operator: Any) -> tuple[Any, Any] | None:
     """Returns an operator's overload and the holder of its Python derivative; ``None`` if it has no such derivative.
 

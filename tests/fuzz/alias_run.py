@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import re
+import textwrap
 import types
 import warnings
 from typing import Any
@@ -44,6 +45,25 @@ class Same(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
         return grad * 3
+
+
+def source_of(program: tuple[str, str, str]) -> str:
+    """Returns the source of a program in the fuzzer's form: its arguments, its step, and the statements afterwards."""
+    arguments, step, after = program
+    names = ", ".join(part.split("=")[0].strip() for part in arguments.split("; "))
+    lines = [
+        "import torch",
+        "from tests.fuzz.alias_run import Flat, Same, attempt",
+        "def build():",
+        *(f"    {part}" for part in arguments.split("; ")),
+        f"    return {names},",
+        f"def step({names}):",
+        *(f"    {part}" for part in step.split("; ")),
+        f"def after(outs, {names}):",
+        *(textwrap.indent(after, "    ").splitlines()),
+        "    return outs",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def attempt(line: str, kind: str, outs: Any, names: dict[str, Any]) -> None:

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.interpreter import (
-    test_calls_and_scopes,
-    test_classes,
-    test_control_flow,
-    test_operators,
-)
-from tests.support.interpreter import bodies
+from tests.interpreter import all_bodies
 
 pytest.importorskip("torch")
 
 from tests.support.interpreter_compiled import check_compiled, check_refused  # noqa: E402
-
-MODULES = (test_calls_and_scopes, test_classes, test_control_flow, test_operators)
 
 REFUSED = {
     "body_subclass_of_builtins": "SFX111",  # the step returns instances of a class that it defines
@@ -27,7 +19,7 @@ REFUSED = {
 }
 """Bodies that are not captured, with the code of the reason."""
 
-BODIES = {body.__name__: body for module in MODULES for body in bodies(vars(module))}
+BODIES = {body.__name__: body for body in all_bodies.BODIES}
 
 
 @pytest.mark.parametrize("name", [name for name in BODIES if name not in REFUSED])

@@ -12,13 +12,8 @@ from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
 from sidefx_train.compile.capture.interpreter.world import DirectWorld
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.errors import Unsupported
-from tests.interpreter import (
-    test_calls_and_scopes,
-    test_classes,
-    test_control_flow,
-    test_operators,
-)
-from tests.support.interpreter import bodies, observe
+from tests.interpreter.all_bodies import BODIES
+from tests.support.interpreter import observe
 
 SETTING = {"rate": 1}
 TOTAL = 100
@@ -425,19 +420,7 @@ def test_defaults_are_read_through_the_world():
     assert Interpreter(Replacing()).run(lambda: f()) == ("shadow", "shadow k")
 
 
-ALL = [
-    body
-    for module in (
-        test_calls_and_scopes,
-        test_classes,
-        test_control_flow,
-        test_operators,
-    )
-    for body in bodies(vars(module))
-]
-
-
-@pytest.mark.parametrize("body", ALL, ids=lambda body: body.__name__)
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
 def test_bodies_leave_real_globals_alone(body):
     """In a world that keeps writes to globals and cells to itself, bodies give the same results as in the real one."""
 

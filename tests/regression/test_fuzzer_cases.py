@@ -274,7 +274,7 @@ def test_a_c_object_is_never_changed_by_a_capture():
 
 
 @pytest.mark.parametrize("fn", [str, repr, hex, float, bool])
-def test_a_moving_number_under_a_c_function_given_to_map(fn):
+def test_a_symbolic_number_under_a_c_function_passed_to_map(fn):
     def body(box, x):
         box.n += 4
         box.it = tuple(map(fn, [box.n, 3]))
@@ -415,7 +415,7 @@ class Operand:
     __hash__ = object.__hash__
 
 
-def test_operators_of_objects_beside_tensors_and_changing_numbers():
+def test_operators_of_objects_with_tensors_and_symbolic_numbers():
     def make() -> Program:
         owner = Operand(1)
 

@@ -21,7 +21,6 @@ import sidefx_train
 from sidefx_train import disk_cache
 from sidefx_train import torch_compat as compat
 from sidefx_train.__main__ import main
-from sidefx_train.compile.backend import graph_cache
 from sidefx_train.errors import SideFXWarning
 from tests.support.disk_cache import new_cache
 
@@ -46,15 +45,15 @@ def test_the_key_of_a_graph_covers_every_source_file(
     edited: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = tmp_path / "sidefx_train"
-    shutil.copytree(graph_cache.PACKAGE_DIR, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    plain = graph_cache.own_source()
-    monkeypatch.setattr(graph_cache, "PACKAGE_DIR", str(copy))
-    graph_cache.own_source.cache_clear()
-    assert graph_cache.own_source() == plain, "the same files elsewhere"
+    shutil.copytree(disk_cache.PACKAGE_DIR, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    plain = disk_cache.package_hash()
+    monkeypatch.setattr(disk_cache, "PACKAGE_DIR", str(copy))
+    disk_cache.package_hash.cache_clear()
+    assert disk_cache.package_hash() == plain, "the same files elsewhere"
     (copy / edited).open("a").write("# an edit\n")
-    graph_cache.own_source.cache_clear()
-    assert graph_cache.own_source() != plain, edited
-    graph_cache.own_source.cache_clear()
+    disk_cache.package_hash.cache_clear()
+    assert disk_cache.package_hash() != plain, edited
+    disk_cache.package_hash.cache_clear()
 
 
 def test_what_was_stored_is_loaded(folder: Path) -> None:

@@ -12,7 +12,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "sidefx_train"
 
 FLOORS = (
-    ("bench",),
+    ("bench", "__main__"),
+    ("doctor",),
     ("__init__",),
     ("fit",),
     ("callbacks",),
@@ -24,7 +25,7 @@ FLOORS = (
     ("compile/functionalization", "hooks", "optim"),
     ("compile/capture",),
     ("compile/graph", "compile/native", "compile/ops"),
-    ("compile/common", "__main__"),
+    ("compile/common",),
     ("torch_compat", "disk_cache", "report", "config"),
     ("errors", "switches", "gc_control", "report_tables"),
 )

@@ -10,7 +10,7 @@ import torch
 from sidefx_train.compile.autograd.gradient_contributions import Uses, first_use, one_by_one
 from sidefx_train.compile.residual.view_replay import IntermediateView
 
-Place = tuple[Literal["input", "result", "view", "detour", "hidden"], int]
+Place = tuple[Literal["input", "result", "view", "ordering", "hidden"], int]
 """Target of a gradient; hidden values are intermediates that do not leave the step."""
 
 Point = tuple[Literal["stage", "view"], int]
@@ -136,6 +136,6 @@ def order_contributions(
             origin = handed[place][which]
             if origin is not None:
                 k, position = origin
-                found[k][position] = (("detour", len(ordering_nodes)), found[k][position][1])
+                found[k][position] = (("ordering", len(ordering_nodes)), found[k][position][1])
                 ordering_nodes.append((place, points[before]))
     return [tuple(grads) for grads in found], tuple(ordering_nodes)

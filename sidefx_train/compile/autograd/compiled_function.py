@@ -22,7 +22,7 @@ from sidefx_train.errors import UnfinishedError
 
 
 class _CapturedPart(torch.autograd.Function):
-    """A node in the user's autograd graph. Called with ``(backward, args, results, *entrances)``."""
+    """A node in the user's autograd graph. Called with ``(backward, args, results, *grad_inputs)``."""
 
     @staticmethod
     def forward(ctx: Any, part: _Backward, args: list[Any], results: list[Any], *grad_inputs: torch.Tensor) -> Any:
@@ -120,8 +120,8 @@ def _unpacked(ctx: Any, missing: set[int]) -> Sequence[torch.Tensor | None]:
     if not changed:  # it was freed, or this torch does not say
         raise stopped
     wanted = {i for i, (node, _) in enumerate(ctx.next_functions) if node is not None and compat.is_asked_for(node)}
-    met = [look.saved for look in stage.saved_checks if not look.tangents <= missing and look.grads & wanted]
-    first = next((i for i in changed if any(i in looked_at for looked_at in met)), None)
+    reached = [check.saved for check in stage.saved_checks if not check.tangents <= missing and check.grads & wanted]
+    first = next((i for i in changed if any(i in checked for checked in reached)), None)
     if first is None:  # eager does not check it
         return saved
     tensor, known = saved[first], stage.saved[first]
@@ -157,9 +157,9 @@ def _seen_as(memory: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 def _counted(tensor: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
     """Returns an alias of ``memory`` with the version counter of a tensor whose storage it will replace."""
-    twin = tensor.detach()
-    twin.data = memory
-    return twin
+    alias = tensor.detach()
+    alias.data = memory
+    return alias
 
 
 _before = pass_through("Before", compat.alias_hidden_from_autograd)
@@ -179,7 +179,7 @@ class _Backward:
         cast: the graph under the caller's autocast, if enabled; ``None`` if the compiled graph runs then too.
         seen: the program's tensors that it saves.
         gets_new_grad_fn: inputs that are saved without their history.
-        apart: results that are saved as aliases with their own version counter.
+        own_counters: results that are saved as aliases with their own version counter.
     """
 
     stage: Stage
@@ -187,7 +187,7 @@ class _Backward:
     cast: Callable[[list[Any]], Sequence[Any]] | None
     seen: Seen
     gets_new_grad_fn: frozenset[Place]
-    apart: frozenset[int]
+    own_counters: frozenset[int]
 
     @cached_property
     def tape_runner(self) -> TapeRunner:
@@ -214,7 +214,7 @@ class _Backward:
         tape = self.stage.tape
         roots = dict(zip(tape.roots, self.stage.results, strict=bool(tape.roots)))
         sources = {edge for node, edge in tape.sources.items() if node not in tape.direct}
-        return tuple(sorted({roots[edge] for edge in sources if edge in roots} - self.apart))
+        return tuple(sorted({roots[edge] for edge in sources if edge in roots} - self.own_counters))
 
 
 class Joined:
@@ -239,9 +239,9 @@ class Joined:
         compiled = [done.run for done in backwards]
         gets_new_grad_fn = frozenset[Place](("input", i) for i in graph.gets_new_grad_fn)
         shared = {output for _, output in graph.aliases}
-        apart = frozenset(i for i in range(graph.outputs) if i not in shared)
+        own_counters = frozenset(i for i in range(graph.outputs) if i not in shared)
         joined = zip(graph.stages, compiled, casting, strict=True)
-        self.parts = [_Backward(*each, graph.seen, gets_new_grad_fn, apart) for each in joined]
+        self.parts = [_Backward(*each, graph.seen, gets_new_grad_fn, own_counters) for each in joined]
         self.leaves_marks = graph.forward.uses_rng or any(each.writes for each in graph.forward.inputs)
         self.ordering_nodes: dict[Point, list[int]] = {}
         for i, (_, before) in enumerate(graph.ordering_nodes):
@@ -281,11 +281,11 @@ class Joined:
             results[i] = _seen_as(results[output].detach(), results[i])
         for i, position, itself in graph.counted:
             results[i] = taken[position] if itself else _counted(taken[position], results[i])
-        for i in graph.apart:
+        for i in graph.own_counters:
             results[i] = compat.alias_hidden_from_autograd(results[i])
         views: dict[int, torch.Tensor] = {}
         ordering_nodes: dict[int, torch.Tensor] = {}
-        made_by: dict[str, Any] = {"input": taken, "result": results, "view": views, "detour": ordering_nodes}
+        made_by: dict[str, Any] = {"input": taken, "result": results, "view": views, "ordering": ordering_nodes}
 
         def at(place: Place) -> Any:
             return made_by[place[0]][place[1]]
@@ -300,11 +300,11 @@ class Joined:
         customs = dict(graph.customs)
 
         def viewed(view: IntermediateView | CustomView) -> torch.Tensor:
-            numbers, path = tuple(results[j] for j in view.numbers), view.path
-            assert path is not None, "a replayed view has a chain"
+            numbers, chain = tuple(results[j] for j in view.numbers), view.chain
+            assert chain is not None, "a replayed view has a chain"
             base = at(view.base)
-            chain = (path.ops, path.grad, numbers, path.version, path.unrelated, path.creation)
-            return replay(base, *chain, path.regenerates_grad_fn)
+            how = (chain.ops, chain.grad, numbers, chain.version, chain.unrelated, chain.creation)
+            return replay(base, *how, chain.regenerates_grad_fn)
 
         def make_views(stage: int) -> None:
             for i, view in enumerate(graph.views):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 
-def cut(world: TraceWorld, residual: Residual, recorded: Recorded) -> JointGraph:
+def extract_graphs(world: TraceWorld, residual: Residual, recorded: Recorded) -> JointGraph:
     """Extracts forward and backward from the joint graph.
 
     Args:
@@ -84,13 +84,13 @@ def cut(world: TraceWorld, residual: Residual, recorded: Recorded) -> JointGraph
         storages[i] = None
     saved = range(len(outputs), len(extractor.results))
     counted = _counted(world, {i: extractor.results[i] for i in saved}, outputs)
-    apart = tuple(i for i in saved if own_counter(extractor.results[i]) is not None and i not in counted)
-    if any(own_counter(extractor.results[i]) in residual.counters for i in apart):
+    own_counters = tuple(i for i in saved if own_counter(extractor.results[i]) is not None and i not in counted)
+    if any(own_counter(extractor.results[i]) in residual.counters for i in own_counters):
         reason = "cannot return the .data of a tensor whose contents the backward needs"
         world.heap.refuse("SFX107", reason)
     aliases: list[tuple[int, int]] = []
     for i in saved:
-        if storages[i] is None or i in apart or i in counted:  # not a tensor, or handled before
+        if storages[i] is None or i in own_counters or i in counted:  # not a tensor, or handled before
             continue
         if storages[i] in storages[: len(outputs)]:
             sharing = [j for j in range(len(outputs)) if storages[j] == storages[i]]
@@ -99,7 +99,7 @@ def cut(world: TraceWorld, residual: Residual, recorded: Recorded) -> JointGraph
                 reason = "the backward needs a lazy negative or conjugate of an output"
                 world.heap.refuse("SFX107", reason)
             if output is None:
-                apart = (*apart, i)
+                own_counters = (*own_counters, i)
             else:
                 aliases.append((i, output))
     begins = (each for each in residual.metadata.inputs if each.changes_requires_grad and not each.requires_grad)
@@ -109,7 +109,7 @@ def cut(world: TraceWorld, residual: Residual, recorded: Recorded) -> JointGraph
         tuple(stages),
         len(outputs),
         tuple(aliases),
-        apart,
+        own_counters,
         tuple((i, *place) for i, place in counted.items()),
         tuple(each.position for each in begins),
         recorded.updates,
@@ -263,7 +263,7 @@ class _Extractor:
 
     def origin(self, place: Place) -> Place:
         """Returns the final target of a gradient."""
-        return self.ordering_nodes[place[1]] if place[0] == "detour" else place
+        return self.ordering_nodes[place[1]] if place[0] == "ordering" else place
 
     def _said(self, crossing: list[fx.Node], reads: list[tuple[fx.Node, list[fx.Node]]]) -> list[Saved]:
         """Returns eager's error texts for saved values that were changed."""

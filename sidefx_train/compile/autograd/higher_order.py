@@ -59,7 +59,7 @@ def _hand_over(link: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
 
 
 class _SavedHistory(torch.autograd.Function):
-    """Gives saved tensors their history: called with ``(surroundings, edges, values, *entrances)``."""
+    """Gives saved tensors their history: called with ``(surroundings, edges, values, *grad_inputs)``."""
 
     @staticmethod
     def forward(

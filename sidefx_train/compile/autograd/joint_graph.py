@@ -57,7 +57,8 @@ class JointGraph:
         stages: the backward, in forward order.
         outputs: number of results of the forward that are the step's.
         aliases: (result, output) of results that share storage with an output: detached ones, or saved values.
-        apart: results after the outputs with version counters of their own, though their storage is known outside.
+        own_counters: results after the outputs with version counters of their own, though their storage is known
+            outside.
         counted: (result, input, is it the input itself) of results whose storage replaces an input's, with the input's
             version counter.
         begins: inputs that begin to require gradients.
@@ -82,7 +83,7 @@ class JointGraph:
     stages: tuple[Stage, ...]
     outputs: int
     aliases: tuple[tuple[int, int], ...]
-    apart: tuple[int, ...]
+    own_counters: tuple[int, ...]
     counted: tuple[tuple[int, int, bool], ...]
     begins: tuple[int, ...]
     updates: tuple[tuple[int, int], ...]

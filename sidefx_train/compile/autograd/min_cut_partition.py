@@ -1,6 +1,6 @@
 """Partitions a joint graph: decides what the forward saves for its backward, and what the backward recomputes.
 
-:func:`~sidefx_train.compile.autograd.extract_graphs.cut` saves what autograd would save. :func:`recompute` saves the
+:mod:`~sidefx_train.compile.autograd.extract_graphs` saves what autograd would save. :func:`recompute` saves the
 cheapest set of values (torch's min-cut partitioner) from which cheap operations recompute the others. Only operations
 with reproducible results run twice: no random draws, and no storage that the joint graph writes. The backward reads
 only what autograd would have saved, so the user may change the same tensors between the two passes.
@@ -146,11 +146,11 @@ class _Plan:
         inputs: list[GraphInput] = []
         results: list[fx.Node] = self.returned[: joint.outputs]
         output_of = {self.returned[i]: output for i, output in joint.aliases}
-        own = {self.returned[i] for i in joint.apart}
+        own = {self.returned[i] for i in joint.own_counters}
         counter_of = {self.returned[i]: (position, itself) for i, position, itself in joint.counted}
         counted: list[tuple[int, int, bool]] = []
         aliases: list[tuple[int, int]] = []
-        apart: list[int] = []
+        own_counters: list[int] = []
         graph = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
         wanted = self._taken_by(kept)
@@ -169,7 +169,7 @@ class _Plan:
                 if node in output_of:
                     aliases.append((len(results) - 1, output_of[node]))
                 if node in own:
-                    apart.append(len(results) - 1)
+                    own_counters.append(len(results) - 1)
                 if node in counter_of:
                     counted.append((len(results) - 1, *counter_of[node]))
             feeds.append(("result", results.index(node)))
@@ -218,7 +218,7 @@ class _Plan:
                 ),
             ),
             aliases=tuple(aliases),
-            apart=tuple(apart),
+            own_counters=tuple(own_counters),
             counted=tuple(counted),
         )
 
@@ -227,14 +227,14 @@ class _Plan:
         position = {node: i for i, node in enumerate(wanted)}
         old = [self.fed[node] for node in self.taken if node in self.fed]
         found: list[SavedCheck] = []
-        for look in self.stage.saved_checks:
-            todo, seen = [old[i] for i in look.saved], set[fx.Node]()
+        for check in self.stage.saved_checks:
+            todo, seen = [old[i] for i in check.saved], set[fx.Node]()
             while todo:
                 node = todo.pop()
                 if node not in seen:
                     seen.add(node)
                     todo += [] if node in position else node.all_input_nodes
-            found.append(replace(look, saved=frozenset(position[node] for node in seen if node in position)))
+            found.append(replace(check, saved=frozenset(position[node] for node in seen if node in position)))
         return tuple(found)
 
     def _taken_by(self, kept: set[fx.Node]) -> list[fx.Node]:

@@ -234,7 +234,7 @@ def _in_eager_order(
         given = [i for i, (place, _) in enumerate(stage.grads) if place in leaves]
         taken: dict[int, Place] = {}
         for i in sorted(given, key=lambda i: (last.get(stage.grads[i][0], (-1, 0)), i), reverse=True):
-            taken[i] = ("detour", len(more))
+            taken[i] = ("ordering", len(more))
             more.append((stage.grads[i][0], ("stage", k)))
         grads = tuple((taken.get(i, place), grad) for i, (place, grad) in enumerate(stage.grads))
         found[k] = replace(stage, grads=grads)

@@ -14,8 +14,6 @@ import os
 import platform
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +21,6 @@ from torch import fx
 
 from sidefx_train import disk_cache
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.common.user_code import PACKAGE_DIR
 from sidefx_train.compile.graph.artifacts import (
     OWN,
     FunctionalGraph,
@@ -142,7 +139,7 @@ def _settings(config: CompileConfig) -> str:
     ignored = ("TORCHINDUCTOR_CACHE_DIR",)
     return repr(
         (
-            own_source(),
+            disk_cache.package_hash(),
             sorted(switched_off()),
             compat.torch_build(),
             platform.python_version(),
@@ -164,16 +161,7 @@ def _settings(config: CompileConfig) -> str:
 
 def cache_tag() -> str:
     """Returns what Inductor's own cache key lacks: this library's sources, and its disabled switches."""
-    return ":".join([own_source(), *sorted(switched_off())])
-
-
-@lru_cache(maxsize=1)
-def own_source() -> str:
-    """Returns a hash of every source file of this library: any may affect lowering."""
-    digest = hashlib.sha256()
-    for file in sorted(Path(PACKAGE_DIR).rglob("*.py")):
-        digest.update(str(file.relative_to(PACKAGE_DIR)).encode() + file.read_bytes())
-    return digest.hexdigest()
+    return ":".join([disk_cache.package_hash(), *sorted(switched_off())])
 
 
 def _inputs(traced: TracedGraph) -> list[str]:

@@ -32,13 +32,13 @@ from sidefx_train.compile.backend.cpp_codegen.loop_dedup import LoopDedup
 from sidefx_train.compile.backend.cpp_codegen.region_wrapper import (
     example_values,
     join_wrappers,
-    part_module,
+    region_module,
     regions_note,
 )
 from sidefx_train.compile.backend.graph_cache import Lowered, cache_tag, find, is_kept, keep, key_of
 from sidefx_train.compile.backend.pass_list import PassOptions, run_passes
 from sidefx_train.compile.backend.passes.keep_composite_ops import join_complex, kept_composite_ops
-from sidefx_train.compile.backend.passes.repeated_regions import Division, divide
+from sidefx_train.compile.backend.passes.repeated_regions import Division, find_regions
 from sidefx_train.compile.backend.passes.scatter_add_rows import may_add_rows
 from sidefx_train.compile.backend.passes.work_size import is_tiny
 from sidefx_train.compile.backend.runners.aot_eager import example_inputs
@@ -281,7 +281,7 @@ class _Build:
     """Builds Inductor's C++ and records the result.
 
     Attributes:
-        meanwhile: called while the compiler runs.
+        while_compiling: called while the compiler runs.
         building: compiles kernels as they are written; ``None`` if the graph is not one C++ function.
         library: name of the library, ``None`` if there is no single one.
         seconds: wall time of the compiler and of loading.
@@ -290,11 +290,11 @@ class _Build:
         pass_seconds: seconds of each pass.
         parts: wrapper, kernels and libraries of a region; ``None`` if a graph is built as a whole.
         written: its kernels.
-        look: called after a kernel has been written.
+        poll_worker: called after a kernel has been written.
     """
 
-    def __init__(self, meanwhile: Callable[[], Any], building: Building | None) -> None:
-        self.meanwhile = meanwhile
+    def __init__(self, while_compiling: Callable[[], Any], building: Building | None) -> None:
+        self.while_compiling = while_compiling
         self.building = building
         self.library: str | None = None
         self.seconds = 0.0
@@ -303,7 +303,7 @@ class _Build:
         self.pass_seconds: dict[str, float] = {}
         self.parts: list[tuple[str, str, list[str]]] | None = None
         self.written: list[str] = []
-        self.look: Callable[[], None] = lambda: None
+        self.poll_worker: Callable[[], None] = lambda: None
 
     def __call__(self, caller: str, kernels: str, outputs: int, libraries: list[str]) -> Any:
         if self.parts is None:
@@ -316,7 +316,7 @@ class _Build:
         self.written.append(kernel)
         if self.building is not None:
             self.building.add(kernel)
-        self.look()
+        self.poll_worker()
 
     def whole(self, caller: str, kernels: str, outputs: int, libraries: list[str]) -> Any:
         """Builds the library of a graph and loads it."""
@@ -330,7 +330,7 @@ class _Build:
         return entry
 
     def _wait(self) -> None:
-        self.meanwhile()
+        self.while_compiling()
         collect_younger()
 
 
@@ -346,7 +346,7 @@ def _compile(
     kept: bool,
     channels_last: bool,
     finds_attention: bool,
-    meanwhile: Callable[[], Any],
+    while_compiling: Callable[[], Any],
 ) -> tuple[_Build, Any, str]:
     """Compiles; if the all-C++ form fails, again with Inductor's Python wrapper."""
     compat.register_kernel_lowerings()
@@ -362,11 +362,11 @@ def _compile(
     if generators(graph.module):  # in the order of the step: each draw advances the generator
         chosen["fallback_random"] = True
 
-    def compile_with(settings: dict[str, Any], may_divide: bool) -> tuple[_Build, Any, str]:
+    def compile_with(settings: dict[str, Any], may_split: bool) -> tuple[_Build, Any, str]:
         said: list[str] = []
         generating = LoopDedup().generating if enabled("loop_dedup") else lambda before: before
         with compat.inductor_options(settings), Building() if settings["cpp_wrapper"] else nullcontext() as building:
-            build = _Build(meanwhile, building)
+            build = _Build(while_compiling, building)
             if building is not None:
                 building.begin()
             with (
@@ -381,12 +381,12 @@ def _compile(
                 passed = run_passes(module, traced.fake_mode, passes)
                 build.choices, build.pass_seconds = passed.choices, passed.seconds
                 said += passed.notes
-                division = divide(module.graph) if may_divide and enabled("repeated_regions") else None
+                division = find_regions(module.graph) if may_split and enabled("repeated_regions") else None
                 if division is None:
                     call, code = compat.inductor_compile(module, example_inputs(graph), static)
                 else:
                     said.append(regions_note(division, module.graph))
-                    call, code, more = _compile_parts(module.graph, division, build)
+                    call, code, more = _compile_regions(module.graph, division, build)
                     said.extend(more)
         said.extend(warned)
         build.constants = "constants_tensor" in code
@@ -395,12 +395,12 @@ def _compile(
 
     attempts = [(chosen, True)] if chosen["cpp_wrapper"] and kept and not generators(graph.module) else []
     attempts += [(chosen, False), ({**chosen, "cpp_wrapper": False}, False)][: 1 + chosen["cpp_wrapper"]]
-    for settings, may_divide in attempts[:-1]:
+    for settings, may_split in attempts[:-1]:
         try:
-            return compile_with(settings, may_divide)
+            return compile_with(settings, may_split)
         except Exception as error:
-            how = "Lowering by regions" if may_divide else "C++ wrapper"
-            instead = "the whole graph is lowered" if may_divide else "Python wrapper used"
+            how = "Lowering by regions" if may_split else "C++ wrapper"
+            instead = "the whole graph is lowered" if may_split else "Python wrapper used"
             notes.append(f"{how} failed ({type(error).__name__}: {error}), {instead}"[:300])
     return compile_with(*attempts[-1])
 
@@ -426,18 +426,18 @@ class _Sources:
     notes: list[str]
 
 
-def _compile_parts(graph: fx.Graph, division: Division, build: _Build) -> tuple[Any, str, list[str]]:
+def _compile_regions(graph: fx.Graph, division: Division, build: _Build) -> tuple[Any, str, list[str]]:
     """Lowers each region class, and builds one library of all; returns the call, the code, and notes.
 
     The longest comes first: its kernels, which take longest to compile, are compiled while the others are lowered.
     """
-    kinds = sorted(set(division.kinds), key=lambda kind: len(division.parts[kind].items), reverse=True)
+    kinds = sorted(set(division.classes), key=lambda kind: len(division.regions[kind].items), reverse=True)
 
     def lower(i: int) -> _Sources:
-        part = division.parts[kinds[i]]
+        region = division.regions[kinds[i]]
         build.parts, build.written = [], []
         with compat.numbering_kernels(kinds[i]), compat.lowering_notes() as notes:
-            code = compat.inductor_compile(part_module(part), example_values(part), [])[1]
+            code = compat.inductor_compile(region_module(region), example_values(region), [])[1]
         ((caller, kernels, libraries),) = build.parts
         return _Sources(caller, kernels, libraries, build.written, code, notes)
 
@@ -453,7 +453,7 @@ def _compile_parts(graph: fx.Graph, division: Division, build: _Build) -> tuple[
     notes: list[str] = []
     if len(kinds) > 1 and may_fork():
         shared = Shared(len(kinds), lower, lower_in_worker, compile_kernels)
-        build.look = shared.look
+        build.poll_worker = shared.poll
         sources = shared.run()
         notes.append(f"{shared.received} of {len(kinds)} region classes lowered by a fork of the process")
     else:

@@ -9,3 +9,6 @@ ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "<absent>", "__bool__
 
 NATIVE_CODE: set[int] = set()
 """Ids of code of this package's functions that interpreted programs may hold: run natively, never interpreted."""
+
+DYNAMIC_DIMS = "_sidefx_dynamic"
+"""Attribute of a tensor with the dimensions that :func:`sidefx_train.mark_dynamic` marked."""

@@ -279,10 +279,10 @@ def is_deferred(fn: Any, args: tuple[Any, ...]) -> bool:
         return attribute_of(fn, "__name__", "") in LOGGING_METHODS or safe_isinstance(fn, functools._lru_cache_wrapper)
     if looks_at_callers(fn) and attribute_of(fn, "__name__", "") in LOGGING_METHODS:
         return True
-    return moves_object(fn)
+    return mutates_object_later(fn)
 
 
-def moves_object(fn: Any) -> bool:
+def mutates_object_later(fn: Any) -> bool:
     """Returns True for deferred methods that change their object: a progress bar counts."""
     module, name = attribute_of(fn, "__module__"), attribute_of(fn, "__name__", "")
     return safe_isinstance(module, str) and any(

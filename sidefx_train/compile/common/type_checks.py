@@ -73,6 +73,16 @@ def descriptor_of(method: Any) -> Any:
     return None
 
 
+def class_method_of(method: types.BuiltinMethodType) -> Any:
+    """Returns the descriptor of a class method of C code that is bound to a class, or ``None``."""
+    owner: Any = method.__self__
+    for base in _type_attribute(owner, "__mro__"):
+        found = _type_attribute(base, "__dict__").get(method.__name__)
+        if type(found) is types.ClassMethodDescriptorType and found.__get__(None, owner) == method:
+            return found
+    return None
+
+
 def bound(descriptor: Any, owner: Any) -> Any:
     """Binds a C method to an object, with its class if the method requires it: CPython crashes otherwise."""
     return descriptor.__get__(owner, type(owner))

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.graph.strided_layout import is_dense_in
 
 aten = torch.ops.aten
 DRAWS = frozenset(
@@ -78,17 +79,6 @@ def _of_flat_images(stride: Any, padding: Any, dilation: Any, transposed: bool, 
     return [1, *stride], [0, *padding], [1, *dilation], transposed, [0, *more], groups
 
 
-def _is_dense(tensor: torch.Tensor, order: list[int]) -> bool:
-    """Returns True if the tensor is contiguous with its dimensions in this order; compares numbers, not operators."""
-    expected: Any = 1
-    for d in reversed(order):
-        if tensor.shape[d] != 1:
-            if tensor.stride(d) != expected:
-                return False
-            expected = expected * tensor.shape[d]
-    return True
-
-
 def _outermost_first(captured: torch.Tensor) -> list[int]:
     """Returns the dimensions in memory order."""
     if any(isinstance(n, torch.SymInt) for n in captured.stride()):
@@ -130,7 +120,7 @@ def like_captured(value: torch.Tensor, stride: tuple[Any, ...], captured: Any) -
     if not isinstance(captured, torch.Tensor) or value.shape != captured.shape or stride == tuple(captured.stride()):
         return value
     order = _outermost_first(captured)
-    if not _is_dense(captured, order):
+    if not is_dense_in(captured, order):
         return value
     dense = aten.clone.default(value.permute(order), memory_format=torch.contiguous_format)
     made = dense.permute([order.index(d) for d in range(len(order))])

@@ -32,9 +32,10 @@ from sidefx_train.compile.functionalization.tensor_scalar_ops import (
     call_with_scalars,
     has_tensor_scalar,
 )
-from sidefx_train.compile.graph.alias_analysis import Aliases, extent
+from sidefx_train.compile.graph.alias_analysis import Aliases
 from sidefx_train.compile.graph.artifacts import SyntheticBase, TracedGraph, is_scalar
 from sidefx_train.compile.graph.number_arguments import replace_constants, takes_double
+from sidefx_train.compile.graph.strided_layout import extent
 from sidefx_train.compile.graph.view_chains import STRIDED, changes_layout
 from sidefx_train.compile.ops.runtime_assert import RUNTIME_ASSERT
 from sidefx_train.errors import BackendError
@@ -373,7 +374,7 @@ class Retracer:
             update = fused_update if self.options.tensor_scalars else fused_update_op
             return update(node.target, args, kwargs)
         if isinstance(target, compat.OpOverload) and takes_double(target) and _symbolic((*args, *kwargs.values())):
-            return self._call_with_decoys(node, target, args, kwargs)
+            return self._call_with_probes(node, target, args, kwargs)
         rule = self.options.instead.get(node) or REWRITES.get(target)
         rule = rule or (CHANNELS_LAST.get(target) if self.options.channels_last else None)
         if target is aten.native_batch_norm.default and has_tensor_scalar(args):
@@ -401,18 +402,18 @@ class Retracer:
             return args[0].copy_(target(args[0].clone(), *args[1:], **kwargs))
         return target(*args, **kwargs)
 
-    def _call_with_decoys(self, node: fx.Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call_with_probes(self, node: fx.Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls an operator that takes C++ doubles with constants, and replaces these by the symbolic numbers."""
         instead: dict[float, fx.Node] = {}
 
-        def decoy(value: Any) -> Any:
+        def probe(value: Any) -> Any:
             if not isinstance(value, torch.SymFloat):
                 return value
             number = float(compat.hint_of(value)) * (1 + _DECOY * (len(instead) + 1))
             instead[number] = self.tracer.unwrap_proxy(value).node
             return number
 
-        args, kwargs = tuple(map(decoy, args)), {name: decoy(value) for name, value in kwargs.items()}
+        args, kwargs = tuple(map(probe, args)), {name: probe(value) for name, value in kwargs.items()}
         since = next(iter(reversed(self.tracer.graph.nodes)))
         made = self._call(node, target, args, kwargs)
         made_nodes = []
@@ -531,12 +532,6 @@ def _with_bits(value: Any, made: torch.Tensor) -> Any:
     """Makes a strided view conjugate and negative like ``made``."""
     value = value.conj() if made.is_conj() else value
     return aten._neg_view.default(value) if made.is_neg() else value
-
-
-def _is_dense(value: torch.Tensor) -> bool:
-    """Returns True if a tensor's elements fill its memory range without gaps."""
-    reach = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
-    return bool(reach + 1 == value.numel())
 
 
 def _static(layout: tuple[Any, Any, Any], source: str) -> Layout:

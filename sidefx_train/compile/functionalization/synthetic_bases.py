@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from sidefx_train.compile.graph.alias_analysis import Aliases, extent
+from sidefx_train.compile.graph.alias_analysis import Aliases
 from sidefx_train.compile.graph.artifacts import GraphInput, SyntheticBase, TracedGraph
+from sidefx_train.compile.graph.strided_layout import extent
 from sidefx_train.compile.graph.view_chains import STRIDED
 from sidefx_train.errors import BackendError
 

@@ -14,6 +14,7 @@ from torch import fx
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.graph.fx_utils import node_args, schema_args, written_args
+from sidefx_train.compile.graph.strided_layout import extent
 
 
 class Aliases:
@@ -72,13 +73,6 @@ class Aliases:
                 if len(written) == 1:
                     return self.same[written[0]]
         return node
-
-
-def extent(value: torch.Tensor) -> tuple[int, int]:
-    """Returns the byte offsets of a strided tensor's begin and end in its storage."""
-    reach = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
-    start = value.storage_offset()
-    return start * value.itemsize, (start + reach + 1) * value.itemsize
 
 
 def overlapping(placeholders: list[fx.Node]) -> list[list[fx.Node]]:

@@ -1,4 +1,4 @@
-"""Reads and writes of FX nodes from operator schemas; insertion of calls by passes."""
+"""Reads and writes of FX nodes from operator schemas; what passes read, insert and erase."""
 
 from __future__ import annotations
 
@@ -98,3 +98,22 @@ def emit(graph: fx.Graph, fake_mode: Any, op: Any, *args: Any, **kwargs: Any) ->
     with fake_mode, torch.no_grad():
         made.meta["val"] = op(*values[0], **values[1])
     return made
+
+
+def static_cpu_shape(value: Any, dtype: torch.dtype | None = None) -> list[int] | None:
+    """Returns the static sizes of a node's CPU tensor; ``None`` for another device, another ``dtype``, symbolic sizes,
+    or if ``value`` is no node with a tensor."""
+    fake = value.meta.get("val") if isinstance(value, fx.Node) else None
+    if not isinstance(fake, torch.Tensor) or fake.device.type != "cpu" or dtype not in (None, fake.dtype):
+        return None
+    return list(fake.shape) if all(isinstance(size, int) for size in fake.shape) else None
+
+
+def erase_unused(node: fx.Node) -> None:
+    """Erases a call that nothing uses, and then those of its inputs that only it used."""
+    if node.op != "call_function" or node.users:
+        return
+    inputs = node.all_input_nodes
+    node.graph.erase_node(node)
+    for each in inputs:
+        erase_unused(each)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.graph.strided_layout import is_static
 
 _MOST_ELEMENTS = 1 << 16
 _KEEPS_LAYOUT = (torch.ops.aten.view.default, torch.ops.aten.empty_like.default, torch.ops.aten.clone.default)
@@ -67,8 +68,7 @@ def without_outs(func: Any) -> Any:
 
 def _is_plain(t: torch.Tensor) -> bool:
     """Returns True for a dense tensor in the default order of dimensions, or one of symbolic size."""
-    known = all(isinstance(n, int) for n in (*t.shape, *t.stride()))
-    return not known or tuple(t.stride()) == tuple(torch.empty(t.shape, device="meta").stride())
+    return not is_static(t) or tuple(t.stride()) == tuple(torch.empty(t.shape, device="meta").stride())
 
 
 def has_other_strides(func: Any, args: tuple[Any, ...], made: Any) -> bool:
@@ -86,7 +86,7 @@ def _tensors(args: tuple[Any, ...]) -> list[torch.Tensor]:
 
 def _is_odd(t: torch.Tensor) -> bool:
     """Returns True if a dimension of size 1 has another stride than in a dense tensor."""
-    if not all(isinstance(n, int) for n in (*t.shape, *t.stride())) or 1 not in t.shape:
+    if not is_static(t) or 1 not in t.shape:
         return False  # a comparison of symbols would be recorded
     return tuple(t.stride()) != tuple(torch.empty(t.shape, device="meta").stride())
 

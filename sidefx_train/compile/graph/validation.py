@@ -20,6 +20,7 @@ import torch
 from torch import fx
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.common.thread_warnings import no_warnings
 from sidefx_train.compile.graph.artifacts import FunctionalGraph
 from sidefx_train.compile.graph.fx_utils import written_args
 from sidefx_train.compile.graph.kernel_strides import lay_out, lay_out_filled, unfilled
@@ -155,7 +156,8 @@ class _Check:
         kwargs = fx.map_arg(dict(node.kwargs), lambda used: values[used])
         recorded = not self.functional and isinstance(node.target, compat.OpOverload)
         empty = unfilled(node.target, kwargs) if recorded else []
-        made = node.target(*args, **kwargs)  # type: ignore[operator]
+        with no_warnings():
+            made = node.target(*args, **kwargs)  # type: ignore[operator]
         if recorded:
             lay_out(node.target, args, kwargs, made)
             lay_out_filled(node.target, args, kwargs, empty)

@@ -2,6 +2,7 @@
 
 from sidefx_train.compile.native.build import (
     attention_module,
+    build_all,
     cpu_description,
     guards_module,
     guards_ready,
@@ -17,6 +18,7 @@ from sidefx_train.compile.native.matmul_kernel import NARROW
 __all__ = [
     "NARROW",
     "attention_module",
+    "build_all",
     "cpu_description",
     "guards_module",
     "guards_ready",

@@ -214,17 +214,17 @@ static Lanes products_of(const Part& part, const float* packed, int64_t row, int
         for (; c < width; ++c) sum[c % LANES] += load_one(from + c * part.of.unit) * packed[c];
         *(Lanes*)(held + l * LANES) = sum;
     }
-    turn(held, LANES, held, LANES);
+    transpose(held, LANES, held, LANES);
     Lanes sum{};
     for (int64_t l = 0; l < LANES; ++l) sum += *(const Lanes*)(held + l * LANES);
     return sum;
 }
 
 // Packed rows of a block of queries as columns.
-static void turn_block(const float* from, int64_t row, int64_t vectors, float* to) {
+static void transpose_block(const float* from, int64_t row, int64_t vectors, float* to) {
     for (int64_t j = 0; j < row; j += LANES)
         for (int64_t i = 0; i < vectors * LANES; i += LANES)
-            turn(from + i * row + j, row, to + j * QUERIES + i, QUERIES);
+            transpose(from + i * row + j, row, to + j * QUERIES + i, QUERIES);
 }
 
 // --- blocks ------------------------------------------------------------------------------------------------------
@@ -301,10 +301,10 @@ struct Forward : Sizes {
 
     struct Space {
         Keys block;
-        float *natural, *turned, *weights, *made, *top, *total, *factor;
+        float *natural, *transposed, *weights, *made, *top, *total, *factor;
     };
 
-    int64_t room() const {
+    int64_t workspace_size() const {
         return 2 * (KEYS + STEP) * row() + 3 * QUERIES * row() + (KEYS + STEP) * QUERIES + 3 * QUERIES + LANES;
     }
 
@@ -325,21 +325,21 @@ struct Forward : Sizes {
         block.held = which * key_blocks() + at;
     }
 
-    void run(int64_t which, int64_t at, Space& room) const {
+    void run(int64_t which, int64_t at, Space& ws) const {
         const int64_t query = at * QUERIES, count = least(QUERIES, queries - query), vectors = parts(count, LANES);
-        pack({q, which, head, query}, count, vectors * LANES, width, room.natural, row(), scale * BITS);
-        turn_block(room.natural, row(), vectors, room.turned);
-        for (int64_t i = 0; i < QUERIES; ++i) room.top[i] = -__builtin_inff(), room.total[i] = 0.0f;
+        pack({q, which, head, query}, count, vectors * LANES, width, ws.natural, row(), scale * BITS);
+        transpose_block(ws.natural, row(), vectors, ws.transposed);
+        for (int64_t i = 0; i < QUERIES; ++i) ws.top[i] = -__builtin_inff(), ws.total[i] = 0.0f;
         for (int64_t b = 0; b < key_blocks() && seen(b * KEYS, query); ++b) {
-            hold(room.block, which, b);
+            hold(ws.block, which, b);
             const int64_t key = b * KEYS;
             const int64_t here = least(KEYS, least(keys - key, causal ? query + rounded(count, LANES) - key : FAR));
             float before[QUERIES];
-            for (int64_t i = 0; i < QUERIES; ++i) before[i] = room.top[i];
+            for (int64_t i = 0; i < QUERIES; ++i) before[i] = ws.top[i];
             by_vectors(key, here, query, vectors, causal, [&](int64_t k, int64_t some, int64_t j, int64_t wide) {
                 auto call = [&](auto function) {
-                    function(room.block.keys + k * row(), row(), room.turned + j * LANES, width,
-                             room.weights + k * QUERIES + j * LANES, room.top + j * LANES, key + k, query + j * LANES,
+                    function(ws.block.keys + k * row(), row(), ws.transposed + j * LANES, width,
+                             ws.weights + k * QUERIES + j * LANES, ws.top + j * LANES, key + k, query + j * LANES,
                              causal, some);
                 };
                 switch (wide) {
@@ -353,30 +353,30 @@ struct Forward : Sizes {
 #endif
                 }
             });
-            for (int64_t j = 0; j < vectors; ++j) weigh(room, before, key, here, query, j);
+            for (int64_t j = 0; j < vectors; ++j) weigh(ws, before, key, here, query, j);
             if (b)
                 for (int64_t i = 0; i < count; ++i)
                     for (int64_t c = 0; c < row(); c += LANES)
-                        *(Lanes*)(room.made + i * row() + c) *= room.factor[i];
-            product(room.weights, 1, QUERIES, room.block.values, room.made, row(), vectors * LANES, here, -FAR,
+                        *(Lanes*)(ws.made + i * row() + c) *= ws.factor[i];
+            product(ws.weights, 1, QUERIES, ws.block.values, ws.made, row(), vectors * LANES, here, -FAR,
                     causal ? query - key : FAR, b > 0);
         }
         for (int64_t i = 0; i < count; ++i) {
-            const bool none = room.total[i] == 0.0f;  // all scores are minus infinity: zeros, as in torch's kernel
-            sums[which * queries + query + i] = none ? 0.0f : room.top[i] + __builtin_log2f(room.total[i]);
-            room.factor[i] = none ? 0.0f : 1.0f / room.total[i];
+            const bool none = ws.total[i] == 0.0f;  // all scores are minus infinity: zeros, as in torch's kernel
+            sums[which * queries + query + i] = none ? 0.0f : ws.top[i] + __builtin_log2f(ws.total[i]);
+            ws.factor[i] = none ? 0.0f : 1.0f / ws.total[i];
         }
-        unpack(room.made, row(), count, width, {out, which, head, query}, room.factor);
+        unpack(ws.made, row(), count, width, {out, which, head, query}, ws.factor);
     }
 
     // Exponentiates the scores of one vector of queries.
-    void weigh(Space& room, const float* before, int64_t key, int64_t here, int64_t query, int64_t j) const {
-        const Lanes found = *(const Lanes*)(room.top + j * LANES);
+    void weigh(Space& ws, const float* before, int64_t key, int64_t here, int64_t query, int64_t j) const {
+        const Lanes found = *(const Lanes*)(ws.top + j * LANES);
         const Lanes top = found == -__builtin_inff() ? Lanes{} : found;
         const Lanes factor = power(*(const Loose*)(before + j * LANES) - top);
         const int64_t last = causal ? least(here, query + (j + 1) * LANES - key) : here;
-        Lanes sum[2] = {*(const Lanes*)(room.total + j * LANES) * factor, Lanes{}};
-        float* at = room.weights + j * LANES;
+        Lanes sum[2] = {*(const Lanes*)(ws.total + j * LANES) * factor, Lanes{}};
+        float* at = ws.weights + j * LANES;
         int64_t i = 0;
         for (; i + 4 <= last; i += 4) {
             SIDEFX_ALL for (int r = 0; r < 4; ++r) {
@@ -390,8 +390,8 @@ struct Forward : Sizes {
             *mine = power(*mine - top);
             sum[0] += *mine;
         }
-        *(Lanes*)(room.total + j * LANES) = sum[0] + sum[1];
-        *(Lanes*)(room.factor + j * LANES) = factor;
+        *(Lanes*)(ws.total + j * LANES) = sum[0] + sum[1];
+        *(Lanes*)(ws.factor + j * LANES) = factor;
     }
 };
 
@@ -432,11 +432,11 @@ struct Backward : Sizes {
     Heads grad, dq, dk, dv;
 
     struct Space {
-        float *keys, *values, *d_keys, *d_values, *queries, *turned, *grads, *grads_turned, *weights, *inner, *sums,
-            *drawn;
+        float *keys, *values, *d_keys, *d_values, *queries, *transposed, *grads, *grads_transposed, *weights, *inner,
+            *sums, *drawn;
     };
 
-    int64_t room() const {
+    int64_t workspace_size() const {
         return 4 * (KEYS + STEP) * row() + 4 * QUERIES * row() + 2 * (KEYS + STEP) * QUERIES + 2 * QUERIES + LANES;
     }
 
@@ -450,45 +450,45 @@ struct Backward : Sizes {
     int64_t made_size() const { return rounded(queries, QUERIES) * row(); }
 
     // Inputs and outputs of a block of queries.
-    void take_queries(int64_t which, int64_t query, int64_t count, int64_t vectors, Space& room) const {
-        pack({q, which, head, query}, count, vectors * LANES, width, room.queries, row(), scale * BITS);
-        turn_block(room.queries, row(), vectors, room.turned);
-        pack({grad, which, head, query}, count, vectors * LANES, width, room.grads, row());
-        turn_block(room.grads, row(), vectors, room.grads_turned);
+    void take_queries(int64_t which, int64_t query, int64_t count, int64_t vectors, Space& ws) const {
+        pack({q, which, head, query}, count, vectors * LANES, width, ws.queries, row(), scale * BITS);
+        transpose_block(ws.queries, row(), vectors, ws.transposed);
+        pack({grad, which, head, query}, count, vectors * LANES, width, ws.grads, row());
+        transpose_block(ws.grads, row(), vectors, ws.grads_transposed);
         for (int64_t i = 0; i < vectors * LANES; i += LANES)
-            *(Lanes*)(room.drawn + i) = (out.narrow ? products_of<uint16_t> : products_of<float>)(
-                {out, which, head, query + i}, room.grads + i * row(), row(), count - i, width);
+            *(Lanes*)(ws.drawn + i) = (out.narrow ? products_of<uint16_t> : products_of<float>)(
+                {out, which, head, query + i}, ws.grads + i * row(), row(), count - i, width);
         for (int64_t i = 0; i < vectors * LANES; ++i)
-            room.sums[i] = i < count ? sums[which * queries + query + i] : 0.0f;
+            ws.sums[i] = i < count ? sums[which * queries + query + i] : 0.0f;
     }
 
     // Blocks of keys first, first + step, ... of one head; gradients of their queries are accumulated in made.
-    void run(int64_t which, int64_t first, int64_t step, float* made, Space& room) const {
+    void run(int64_t which, int64_t first, int64_t step, float* made, Space& ws) const {
         for (int64_t b = first; b < key_blocks(); b += step) {
             const int64_t key = b * KEYS, count = least(KEYS, keys - key), padded = rounded(count, STEP);
-            pack({k, which, head, key}, count, padded, width, room.keys, row());
-            pack({v, which, head, key}, count, padded, width, room.values, row());
+            pack({k, which, head, key}, count, padded, width, ws.keys, row());
+            pack({v, which, head, key}, count, padded, width, ws.values, row());
             int64_t began = 0;
             for (int64_t at = causal ? least(key / QUERIES, query_blocks()) : 0; at < query_blocks(); ++at)
-                meet(which, at, key, count, made, b > first, began++ > 0, room);
+                meet(which, at, key, count, made, b > first, began++ > 0, ws);
             if (!began)
-                for (int64_t i = 0; i < padded * row(); ++i) room.d_keys[i] = room.d_values[i] = 0.0f;
-            unpack(room.d_keys, row(), count, width, {dk, which, head, key}, nullptr, NATURAL);
-            unpack(room.d_values, row(), count, width, {dv, which, head, key}, nullptr);
+                for (int64_t i = 0; i < padded * row(); ++i) ws.d_keys[i] = ws.d_values[i] = 0.0f;
+            unpack(ws.d_keys, row(), count, width, {dk, which, head, key}, nullptr, NATURAL);
+            unpack(ws.d_values, row(), count, width, {dv, which, head, key}, nullptr);
         }
     }
 
     void meet(int64_t which, int64_t at, int64_t key, int64_t count, float* made, bool more, bool more_keys,
-              Space& room) const {
+              Space& ws) const {
         const int64_t query = at * QUERIES, some = least(QUERIES, queries - query), vectors = parts(some, LANES);
-        take_queries(which, query, some, vectors, room);
+        take_queries(which, query, some, vectors, ws);
         const int64_t here = least(count, causal ? query + vectors * LANES - key : FAR), padded = rounded(here, STEP);
         by_vectors(key, here, query, vectors, causal, [&](int64_t k, int64_t few, int64_t j, int64_t wide) {
             auto call = [&](auto function) {
                 const int64_t to = k * QUERIES + j * LANES;
-                function(room.keys + k * row(), room.values + k * row(), row(), room.turned + j * LANES,
-                         room.grads_turned + j * LANES, width, room.weights + to, room.inner + to,
-                         room.sums + j * LANES, room.drawn + j * LANES, key + k, query + j * LANES, causal, few);
+                function(ws.keys + k * row(), ws.values + k * row(), row(), ws.transposed + j * LANES,
+                         ws.grads_transposed + j * LANES, width, ws.weights + to, ws.inner + to,
+                         ws.sums + j * LANES, ws.drawn + j * LANES, key + k, query + j * LANES, causal, few);
             };
             switch (wide) {
                 case 1: call(unscore<TALL, 1>); break;
@@ -502,12 +502,12 @@ struct Backward : Sizes {
             }
         });
         const int64_t begin = causal ? key - query : -FAR;
-        product(room.weights, QUERIES, 1, room.grads, room.d_values, row(), padded, some, begin, FAR, more_keys);
-        product(room.inner, QUERIES, 1, room.queries, room.d_keys, row(), padded, some, begin, FAR, more_keys);
+        product(ws.weights, QUERIES, 1, ws.grads, ws.d_values, row(), padded, some, begin, FAR, more_keys);
+        product(ws.inner, QUERIES, 1, ws.queries, ws.d_keys, row(), padded, some, begin, FAR, more_keys);
         if (!more_keys)  // keys that the first block of queries does not see
             for (int64_t i = padded * row(); i < rounded(count, STEP) * row(); ++i)
-                room.d_keys[i] = room.d_values[i] = 0.0f;
-        product(room.inner, 1, QUERIES, room.keys, made + query * row(), row(), vectors * LANES, here, -FAR,
+                ws.d_keys[i] = ws.d_values[i] = 0.0f;
+        product(ws.inner, 1, QUERIES, ws.keys, made + query * row(), row(), vectors * LANES, here, -FAR,
                 causal ? query - key : FAR, more);
     }
 
@@ -536,15 +536,15 @@ static void forward(const int64_t* n) {
     const int64_t tasks = run.heads * blocks / together;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
-        thread_local Room kept;
-        Room own;
-        auto room = run.divide(aligned((run.room() > KEPT ? own : kept).of(run.room())));
+        thread_local Workspace kept;
+        Workspace own;
+        auto ws = run.divide(aligned((run.workspace_size() > KEPT ? own : kept).of(run.workspace_size())));
 #pragma omp for schedule(dynamic)
         for (int64_t task = 0; task < tasks; ++task) {
             if (together > 1)
-                for (int64_t at = 0; at < blocks; ++at) run.run(task, at, room);
+                for (int64_t at = 0; at < blocks; ++at) run.run(task, at, ws);
             else  // longest blocks first
-                run.run(task / blocks, blocks - 1 - task % blocks, room);
+                run.run(task / blocks, blocks - 1 - task % blocks, ws);
         }
     }
 }
@@ -557,20 +557,20 @@ static void backward(const int64_t* n) {
     const int64_t threads = run.threads(), made_size = run.made_size();
     const bool plenty = run.heads % threads == 0 || run.heads >= 4 * threads;
     const int64_t parts = plenty ? 1 : least(run.key_blocks(), threads);
-    Room shared;
+    Workspace shared;
     float* made = parts > 1 ? aligned(shared.of(run.heads * parts * made_size + LANES)) : nullptr;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
-        thread_local Room kept;
-        Room own;
-        const int64_t size = run.room() + (parts > 1 ? 0 : made_size);
+        thread_local Workspace kept;
+        Workspace own;
+        const int64_t size = run.workspace_size() + (parts > 1 ? 0 : made_size);
         float* mine = aligned((size > KEPT ? own : kept).of(size));
         float* alone = mine;
-        auto room = run.divide(mine + (parts > 1 ? 0 : made_size));
+        auto ws = run.divide(mine + (parts > 1 ? 0 : made_size));
 #pragma omp for schedule(dynamic)
         for (int64_t task = 0; task < run.heads * parts; ++task) {
             float* to = made ? made + task * made_size : alone;
-            run.run(task / parts, task % parts, parts, to, room);
+            run.run(task / parts, task % parts, parts, to, ws);
             if (!made) run.collect(task, to, 1, 0);
         }
         if (made) {

@@ -66,6 +66,7 @@ class _Module:
         label: description of its contents.
         reads_tensors: it includes torch's header of a tensor if available.
         level: optimization level.
+        failure: why it could not be built.
     """
 
     name: str
@@ -78,6 +79,7 @@ class _Module:
     lock: Any = field(default_factory=threading.Lock)
     done: bool = False
     module: ModuleType | None = None
+    failure: str = ""
 
     @property
     def source(self) -> str:
@@ -122,6 +124,8 @@ _GUARDS = _Module(
     reads_tensors=True,
 )
 
+
+_MODULES = (_PRODUCTS, _ROWS, _LSTM, _ATTENTION, _AROUND, _GUARDS)
 
 _builders: dict[str, threading.Thread] = {}
 
@@ -203,6 +207,18 @@ def native_module() -> ModuleType | None:
     return _AROUND.get()
 
 
+def build_all() -> dict[str, str]:
+    """Builds every module that is missing, in up to a minute.
+
+    Returns:
+        Why a module could not be built, by its label; ``""`` for one that is built.
+    """
+    return {
+        module.label: "" if module.get() is not None else module.failure or "its library cannot be loaded"
+        for module in _MODULES
+    }
+
+
 def guards_module() -> ModuleType | None:
     """Returns the guards, built on first use; ``None`` if this machine cannot build them."""
     return _GUARDS.get()
@@ -210,7 +226,7 @@ def guards_module() -> ModuleType | None:
 
 def _new_locks() -> None:
     _builders.clear()
-    for module in (_PRODUCTS, _ROWS, _LSTM, _ATTENTION, _AROUND, _GUARDS):
+    for module in _MODULES:
         module.lock = threading.Lock()
 
 
@@ -242,6 +258,7 @@ def _load(wanted: _Module) -> ModuleType | None:
     compiler = os.environ.get("CXX") or shutil.which("g++")
     address = compat.tensor_data_ptr_address()
     if compiler is None or address is None or not hasattr(os, "getuid"):
+        wanted.failure = "no C++ compiler" if compiler is None else "unknown layout of tensors, or operating system"
         return None
     key = _key(wanted)
     known = disk_cache.load("native", key, machine=True)
@@ -294,6 +311,14 @@ def _compile(compiler: str, wanted: _Module) -> str | None:
         command += [str(source), "-o", str(built)]
         ways = [compat.c10_flags(), ["-DSIDEFX_NO_C10"]] if wanted.reads_tensors else [[]]
         for way in ways:
-            if subprocess.run([*command, *way], capture_output=True, check=False).returncode == 0:
+            try:
+                done = subprocess.run([*command, *way], capture_output=True, check=False, text=True)
+            except OSError as error:  # $CXX names no program
+                wanted.failure = f"{compiler}: {error.strerror}"
+                return None
+            if done.returncode == 0:
+                wanted.failure = ""
                 return disk_cache.add_library(built, machine=True)
+            errors = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
+            wanted.failure = errors[0] if errors else f"{compiler} returned {done.returncode}"
     return None

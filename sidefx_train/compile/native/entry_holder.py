@@ -24,7 +24,7 @@ static PyObject* holder_call(PyObject* self, PyObject* const* args, size_t count
     auto* holder = reinterpret_cast<EntryHolder*>(self);
     PyObject* replay = holder->replay;
     if (!replay) return Py_NewRef(holder->missed);
-    Py_INCREF(replay);  // the entry may be dropped meanwhile
+    Py_INCREF(replay);  // the entry may be dropped while it runs
     PyObject* result = PyObject_Vectorcall(replay, args, count, names);
     Py_DECREF(replay);
     return result;

@@ -171,7 +171,7 @@ static void pack_gates(const float* weight, int64_t depth, int64_t units, int64_
     const int64_t count = least(units - unit, LANES), whole = count == LANES ? depth / LANES * LANES : 0;
     for (int64_t gate = 0; gate < 4; ++gate, to += LANES) {
         const float* from = weight + (gate * units + unit) * depth;
-        for (int64_t k = 0; k < whole; k += LANES) turn(from + k, depth, to + k * PANEL, PANEL);
+        for (int64_t k = 0; k < whole; k += LANES) transpose(from + k, depth, to + k * PANEL, PANEL);
         for (int64_t k = whole; k < depth; ++k)
             for (int64_t l = 0; l < LANES; ++l) to[k * PANEL + l] = l < count ? from[l * depth + k] : 0.0f;
     }
@@ -212,13 +212,13 @@ struct Forward : Sizes {
 
     void run(int64_t first, int64_t end) const {
         const int64_t count = end - first, wide = gates(), most = count < BLOCK ? BLOCK / count : 1;
-        Room own;
-        float* room = kept ? nullptr : aligned(own.of(count * (most * wide + padded()) + LANES));
+        Workspace own;
+        float* ws = kept ? nullptr : aligned(own.of(count * (most * wide + padded()) + LANES));
         float* state = nullptr;
         for (int64_t begun = 0; begun < length; begun += most) {
             const int64_t stop = least(begun + most, length);
             auto gates_at = [&](int64_t step) {
-                return kept ? kept + (time(step) * rows + first) * wide : room + (step - begun) * count * wide;
+                return kept ? kept + (time(step) * rows + first) * wide : ws + (step - begun) * count * wide;
             };
             for (int64_t p = 0; p < panels(); ++p)
                 for (int64_t step = begun; step < stop; ++step)
@@ -230,7 +230,7 @@ struct Forward : Sizes {
                                            : hidden ? hidden + first * units : nullptr;
                 const float* old = state;
                 state = kept ? kept + length * rows * wide + (time(step) * rows + first) * padded()
-                             : room + count * most * wide;
+                             : ws + count * most * wide;
                 for (int64_t p = 0; p < panels(); ++p) {
                     float* gate = gates_at(step) + p * PANEL;
                     if (before)
@@ -300,7 +300,7 @@ struct Backward : Sizes {
     void run(int64_t first, int64_t end) const {
         const int64_t count = end - first, most = count < BLOCK ? BLOCK / count : 1;
         const int64_t above_row = parts(units, PANEL) * PANEL;
-        Room own;
+        Workspace own;
         float* above = aligned(own.of(count * (above_row + padded()) + LANES));
         float* state = above + count * above_row;
         for (int64_t stop = length; stop > 0; stop -= most) {
@@ -331,7 +331,7 @@ struct Backward : Sizes {
 
     // Rows [first, end) of the gradients of the weights.
     void collect(int64_t first, int64_t end) const {
-        Room own;
+        Workspace own;
         float* panel = aligned(own.of(BLOCK * PANEL + LANES));
         for (int64_t at = 0; at < length * rows; at += BLOCK) {
             const int64_t depth = least(BLOCK, length * rows - at);
@@ -371,8 +371,8 @@ static void forward(const int64_t* n) {
     const auto *b_ih = (const float*)n[11], *b_hh = (const float*)n[12];
     const int64_t threads = of.threads(), panels = of.panels(), workers = least(threads, of.rows);
     const int64_t input_panel = of.inputs * PANEL, hidden_panel = of.units * PANEL;
-    Room room;
-    float* packed = aligned(room.of(panels * (input_panel + hidden_panel + PANEL) + LANES));
+    Workspace ws;
+    float* packed = aligned(ws.of(panels * (input_panel + hidden_panel + PANEL) + LANES));
     float *packed_hidden = packed + panels * input_panel, *bias = packed_hidden + panels * hidden_panel;
     const Forward run{of, sequence(n + 5), packed, packed_hidden, b_ih ? bias : nullptr, (const float*)n[13],
                       (const float*)n[14], (float*)n[15], (float*)n[16], (float*)n[17], (float*)n[18]};
@@ -401,8 +401,8 @@ static void backward(const int64_t* n) {
     const int64_t panels[] = {parts(widths[0], PANEL), parts(widths[1], PANEL)};
     const int64_t wide = deep + LANES;
     const float* hidden = (const float*)n[23];
-    Room room, zeros;
-    float* packed = aligned(room.of((panels[0] + panels[1]) * deep * PANEL + of.length * of.rows * wide + LANES));
+    Workspace ws, zeros;
+    float* packed = aligned(ws.of((panels[0] + panels[1]) * deep * PANEL + of.length * of.rows * wide + LANES));
     float *packed_hidden = packed + panels[0] * deep * PANEL, *gradients = packed_hidden + panels[1] * deep * PANEL;
     if (!hidden) {
         float* made = zeros.of(of.rows * of.units);

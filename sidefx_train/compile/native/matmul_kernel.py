@@ -76,14 +76,14 @@ static inline void rows(Matrix a, const float* b, int64_t b_row, const float* bi
 
 // Columns [0, width) of b as a panel of PANEL columns, zero-padded.
 static void fill_panel(Matrix b, int64_t depth, int64_t width, float* panel) {
-    int64_t turned = 0;
+    int64_t transposed = 0;
     if (b.row == 1 && width % LANES == 0) {
-        turned = depth / LANES * LANES;
+        transposed = depth / LANES * LANES;
         for (int64_t j = 0; j < width; j += LANES)
-            for (int64_t k = 0; k < turned; k += LANES)
-                turn(b.data + j * b.column + k, b.column, panel + k * PANEL + j, PANEL);
+            for (int64_t k = 0; k < transposed; k += LANES)
+                transpose(b.data + j * b.column + k, b.column, panel + k * PANEL + j, PANEL);
     }
-    for (int64_t k = turned; k < depth; ++k) {
+    for (int64_t k = transposed; k < depth; ++k) {
         for (int64_t j = 0; j < width; ++j) panel[k * PANEL + j] = b.data[k * b.row + j * b.column];
         for (int64_t j = width; j < PANEL; ++j) panel[k * PANEL + j] = 0.0f;
     }
@@ -91,7 +91,7 @@ static void fill_panel(Matrix b, int64_t depth, int64_t width, float* panel) {
 
 static void panel_of_rows(Matrix a, Matrix b, const float* bias, float* out, int64_t columns, int64_t depth,
                           int64_t first, int64_t last, int64_t column, bool relu) {
-    thread_local Room copied;
+    thread_local Workspace copied;
     const int64_t width = columns - column < PANEL ? columns - column : PANEL;
     const Matrix mine{b.data + column * b.column, b.row, b.column};
     const float* right = mine.data;
@@ -202,8 +202,8 @@ static void sidefx_product_narrow(const uint16_t* a, int64_t a_row, int64_t a_co
                                   int64_t columns, int64_t depth, int64_t relu, int64_t count, int64_t a_next,
                                   int64_t b_next) {
     using namespace products;
-    thread_local Room kept;
-    Room own;
+    thread_local Workspace kept;
+    Workspace own;
     const int64_t left_size = height * depth, right_size = depth * columns, made_size = height * columns;
     const int64_t wanted = count * (left_size + right_size + made_size) + columns;
     float* left = (wanted > KEPT ? own : kept).of(wanted);

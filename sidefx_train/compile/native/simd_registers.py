@@ -72,7 +72,7 @@ static inline void exchange(Lanes* held) {
 }
 
 // Transposes a block of LANES x LANES.
-static inline void turn(const float* from, int64_t from_row, float* to, int64_t to_row) {
+static inline void transpose(const float* from, int64_t from_row, float* to, int64_t to_row) {
     Lanes held[LANES];
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; ++i) held[i] = *(const Loose*)(from + i * from_row);
@@ -88,10 +88,10 @@ static inline void turn(const float* from, int64_t from_row, float* to, int64_t 
     for (int i = 0; i < LANES; ++i) *(Loose*)(to + i * to_row) = held[i];
 }
 
-struct Room {  // a growing workspace
+struct Workspace {  // scratch memory that grows
     float* at = nullptr;
     int64_t size = 0;
-    ~Room() { delete[] at; }
+    ~Workspace() { delete[] at; }
     float* of(int64_t wanted) {
         if (wanted > size) {
             delete[] at;

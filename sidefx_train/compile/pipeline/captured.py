@@ -23,7 +23,7 @@ class Captured:
     It contains no values of the trace: some pass through, and an entry must not keep the first call's objects.
 
     Attributes:
-        ends: the first self-invalidated guard, as text: the next call will be captured again.
+        self_invalidated: the first self-invalidated guard, as text: the next call will be captured again.
         assumptions: lines with assumed conditions on tensors.
     """
 
@@ -41,7 +41,7 @@ class Captured:
     symbolic_sizes: bool = False
     iterators: tuple[Source, ...] = ()
     symbols: dict[str, Source] = field(default_factory=dict)
-    ends: str = ""
+    self_invalidated: str = ""
     assumptions: tuple[Location, ...] = ()
 
 

@@ -23,7 +23,7 @@ import torch
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.autograd.compiled_function import join
-from sidefx_train.compile.autograd.extract_graphs import cut
+from sidefx_train.compile.autograd.extract_graphs import extract_graphs
 from sidefx_train.compile.autograd.min_cut_partition import recompute
 from sidefx_train.compile.autograd.trace_backward import record_backward
 from sidefx_train.compile.backend.compile_graph import build, build_casting, is_functionalized_again, reference
@@ -33,12 +33,12 @@ from sidefx_train.compile.backend.verification.reference import Reference
 from sidefx_train.compile.capture.guards.guard import Guard
 from sidefx_train.compile.capture.guards.native_check import object_check, split
 from sidefx_train.compile.capture.guards.python_check import tensor_check, write_guards
-from sidefx_train.compile.capture.guards.source_writer import Writer, compile_function
+from sidefx_train.compile.capture.guards.source_writer import Writer
 from sidefx_train.compile.capture.guards.specialization import Specialization
 from sidefx_train.compile.capture.guards.symbol_guards import number_conditions
 from sidefx_train.compile.capture.interpreter.interpreter import Suspended
 from sidefx_train.compile.capture.recording.tracer import GraphTracer
-from sidefx_train.compile.capture.resume.driver import Frames, Parts, driven
+from sidefx_train.compile.capture.resume.driver import Frames, driven
 from sidefx_train.compile.capture.resume.resume_function import given_names, is_continuation
 from sidefx_train.compile.capture.resume.suspension import StopPoint, Suspension, stop_points, suspend
 from sidefx_train.compile.capture.shadows.containers.iterators import given_state
@@ -48,6 +48,7 @@ from sidefx_train.compile.capture.side_effects.collect import bases_wanted, coll
 from sidefx_train.compile.capture.world.native_call_facts import first_line
 from sidefx_train.compile.capture.world.native_calls.caller_frames import BEYOND
 from sidefx_train.compile.capture.world.trace_world import TraceWorld
+from sidefx_train.compile.common.generated_code import compile_function
 from sidefx_train.compile.common.trace_rules import describe
 from sidefx_train.compile.common.user_code import definition_of
 from sidefx_train.compile.graph.artifacts import Executable, TracedGraph
@@ -56,7 +57,8 @@ from sidefx_train.compile.graph.validation import check_graph
 from sidefx_train.compile.pipeline.captured import Captured, CaptureFailed
 from sidefx_train.compile.pipeline.entry import Entry
 from sidefx_train.compile.pipeline.guard_collection import all_guards, separate_objects, stop_guard, symbols
-from sidefx_train.compile.pipeline.step_invariants import counters, first_to_end
+from sidefx_train.compile.pipeline.run_context import Call, RunContext
+from sidefx_train.compile.pipeline.step_invariants import counters, first_self_invalidated
 from sidefx_train.compile.residual.generate import MISS, Residual, link, plan
 from sidefx_train.config import CompileConfig
 from sidefx_train.errors import BackendError, Unsupported
@@ -179,9 +181,9 @@ def _capture_once(
                 _count_writes(world)  # those of the forward: the backward counts its own when it runs
                 recorded = record_backward(world, residual, in_order)
                 residual = planned()  # Python code in the backward may have read more
-                joint = cut(world, residual, recorded)
+                joint = extract_graphs(world, residual, recorded)
             guards = all_guards(world)
-            ends = first_to_end(world, guards, effects)
+            self_invalidated = first_self_invalidated(world, guards, effects)
             if joint is None:
                 _count_writes(world)
             traced = tracer.finish(list(residual.outputs)) if joint is None else joint.forward
@@ -244,7 +246,7 @@ def _capture_once(
         bool(world.heap.sizes),
         tuple(world.heap.iterators),
         symbols(world)[0],
-        ends,
+        self_invalidated,
         tuple(world.assumptions),
     )
 
@@ -278,19 +280,19 @@ def _count_writes(world: TraceWorld) -> None:
     for record in world.heap.by_real.values():
         if isinstance(record, TensorRecord) and not record.shadow.is_inference():
             writes = record.version - record.entry_version
-            alike = counted.setdefault(compat.storage_address(record.real), []) if writes else []
-            first = _same_counter(record, alike)
+            in_storage = counted.setdefault(compat.storage_address(record.real), []) if writes else []
+            first = _same_counter(record, in_storage)
             if writes and first is None:
-                alike.append(record)
+                in_storage.append(record)
                 writes -= sum(n for base, n in world.replayed if compat.share_version_counter(record.shadow, base))
             i = position[id(record.real)]
             counter = None if first is None else position[id(first.real)]
             inputs[i] = replace(inputs[i], writes=writes, counter=counter)
 
 
-def _same_counter(record: TensorRecord, alike: list[TensorRecord]) -> TensorRecord | None:
+def _same_counter(record: TensorRecord, in_storage: list[TensorRecord]) -> TensorRecord | None:
     """Returns the record with the same version counter: one is a view of the other, or both of a third."""
-    return next((other for other in alike if compat.share_version_counter(record.shadow, other.shadow)), None)
+    return next((other for other in in_storage if compat.share_version_counter(record.shadow, other.shadow)), None)
 
 
 def _keep_grad_mode(world: TraceWorld, before: compat.GlobalState, grad_mode: bool) -> None:
@@ -314,36 +316,22 @@ def partitioned(captured: Captured, config: CompileConfig) -> Captured:
     return replace(captured, joint=joint, traced=joint.forward)
 
 
-def compile_captured(
-    captured: Captured,
-    config: CompileConfig,
-    failed: Callable[..., Any],
-    differs: Callable[[str], None],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    parts: Parts | None = None,
-    is_part: bool = False,
-) -> Entry:
+def compile_captured(captured: Captured, config: CompileConfig, context: RunContext, call: Call) -> Entry:
     """Compiles the graph, commits state made early, and binds the generated function.
 
     Args:
         captured: the capture.
         config: options.
-        failed: ``failed(error, args, kwargs)``, called by the generated code when the graph raises.
-        differs: called with a description if ``config.verify`` finds a difference.
-        args: the positional arguments of the captured call; tensor guards compare with their state.
-        kwargs: its keyword arguments.
-        parts: the parts of a suspended step.
-        is_part: the step is the rest of another, whose driver continues it.
+        context: what the entry refers to when it runs.
+        call: the captured call; tensor guards compare with the state of its arguments.
 
     Raises:
         BackendError: the backend failed; nothing outside was changed.
     """
-    executable = compile_graphs(captured, config, build, differs)
+    executable = compile_graphs(captured, config, build, context.differs)
     for commit, _ in captured.commits:
         commit()
-    checks = guard_checks(captured, args, kwargs)
-    return bind(captured, executable, checks, failed, parts, is_part)
+    return bind(captured, executable, guard_checks(captured, call), context)
 
 
 def compile_graphs(
@@ -427,45 +415,44 @@ def _unheard(text: str) -> None:
     """Ignores the description: the verdict contains it."""
 
 
-def fetched(
-    captured: Captured, checks: dict[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[Any] | None:
+def fetched(captured: Captured, checks: dict[str, Any], call: Call) -> list[Any] | None:
     """Returns the inputs of a captured graph for a call; ``None`` if a guard fails."""
-    found = link(captured.residual, captured.name, checks, measuring=True)(args, kwargs)
+    found = link(captured.residual, captured.name, checks, measuring=True)(*call)
     return None if found is MISS else found
 
 
-def guard_checks(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def guard_checks(captured: Captured, call: Call) -> dict[str, Any]:
     """Returns the functions that generated code calls to check guards; tensors are compared with their current
     state."""
     held, others = split(list(captured.guards))
     return {
         "check_objects": object_check(held),
-        "check_tensors": tensor_check(others, lambda source: source.fetch(args, kwargs)),
+        "check_tensors": tensor_check(others, lambda source: source.fetch(*call)),
         "check_state": captured.state_check.check,
     }
 
 
-def bind(
-    captured: Captured,
-    executable: Executable,
-    checks: dict[str, Any],
-    failed: Callable[..., Any],
-    parts: Parts | None,
-    is_part: bool,
-) -> Entry:
-    """Returns an entry with the generated function over a compiled graph; arguments as in :func:`compile_captured`."""
-    bindings = {"run": executable.run, "failed": failed, **checks}
+def bind(captured: Captured, executable: Executable, checks: dict[str, Any], context: RunContext) -> Entry:
+    """Returns an entry with the generated function over a compiled graph.
+
+    Args:
+        captured: the capture.
+        executable: its compiled graph.
+        checks: checks of its guards (:func:`guard_checks`).
+        context: what the entry refers to when it runs.
+
+    Raises:
+        BackendError: the backend specialized a value that exists only when the graph runs.
+    """
+    bindings = {"run": executable.run, "failed": context.failed, **checks}
     if captured.suspension is not None:
-        assert parts is not None, "a suspended step continues with its parts"
-        frames = Frames(captured.suspension, parts)
-        bindings["proceed"] = frames.suspended
+        bindings["proceed"] = Frames(captured.suspension, context.parts).suspended
     late = _late_guards(captured, executable)
     replay = link(captured.residual, captured.name, bindings)
     if isinstance(executable.run, Proving):
         replay.__globals__["run"] = _until_proven(executable.run, replay.__globals__)
     replay = _behind(late, replay)
-    if captured.suspension is not None and not is_part:
+    if captured.suspension is not None and not context.is_part:
         replay = driven(replay)
     fetch = _behind(late, link(captured.residual, captured.name, bindings, measuring=True))
     return Entry(replay, fetch, (*captured.guards, *late), captured, executable, bindings)

@@ -12,7 +12,7 @@ from sidefx_train.compile.capture.guards.guard import Guard, NumberCondition
 from sidefx_train.compile.capture.guards.native_check import follow, object_check, split
 from sidefx_train.compile.capture.guards.python_check import tensor_check, write_guards
 from sidefx_train.compile.capture.guards.source import Source
-from sidefx_train.compile.capture.guards.source_writer import Writer, compile_function
+from sidefx_train.compile.capture.guards.source_writer import Writer
 from sidefx_train.compile.capture.guards.storage_guards import StorageSharing
 from sidefx_train.compile.capture.guards.symbol_guards import number_conditions, size_conditions
 from sidefx_train.compile.capture.shadows.containers.instance_dicts import InstanceDictRecord
@@ -21,6 +21,7 @@ from sidefx_train.compile.capture.shadows.containers.sets import SetRecord
 from sidefx_train.compile.capture.shadows.records import InstanceRecord, Record, TensorRecord
 from sidefx_train.compile.capture.side_effects.effect import SideEffects
 from sidefx_train.compile.capture.world.trace_world import TraceWorld
+from sidefx_train.compile.common.generated_code import compile_function
 from sidefx_train.compile.common.source_literals import literal
 from sidefx_train.compile.pipeline.captured import StopGuard
 from sidefx_train.compile.pipeline.entry import first_failure
@@ -100,9 +101,9 @@ def _separate_tensors(world: TraceWorld) -> list[Guard]:
             known = _storage_sharing(world, others, changed)
             if others:
                 guards.append(Guard("storage_sharing", Source("const", None, known, "other held tensors"), known))
-        apart = known.every if record in written else known.changed
-        if apart:
-            guards.append(Guard("no_overlap", record.source, apart))
+        disjoint = known.every if record in written else known.changed
+        if disjoint:
+            guards.append(Guard("no_overlap", record.source, disjoint))
         for other in held:
             matters = record in written or id(other.real) in reals
             if matters and compat.storage_address(other.real) == address:

@@ -35,7 +35,7 @@ def counters(world: TraceWorld, effects: SideEffects) -> frozenset[str]:
     return frozenset(label for label in changed if label in exact and _is_number(changed[label]))
 
 
-def first_to_end(world: TraceWorld, guards: Iterable[Guard], effects: SideEffects) -> str:
+def first_self_invalidated(world: TraceWorld, guards: Iterable[Guard], effects: SideEffects) -> str:
     """Describes the first guard that the step's own effects invalidate; empty if there is none.
 
     A scheduler tests whether this is its first step; a loop, whether a flag is already set.

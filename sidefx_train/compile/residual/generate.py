@@ -15,17 +15,16 @@ from sidefx_train.compile.capture.guards.guard import Guard
 from sidefx_train.compile.capture.guards.kinds.objects import cell_is_set
 from sidefx_train.compile.capture.guards.native_check import follow, split
 from sidefx_train.compile.capture.guards.python_check import FETCH_ERRORS, write_guards
-from sidefx_train.compile.capture.guards.source import Source
-from sidefx_train.compile.capture.guards.source_writer import Writer, compile_function
-from sidefx_train.compile.capture.shadows.containers.iterators import advance
-from sidefx_train.compile.capture.shadows.deferred_values import TraceKey
+from sidefx_train.compile.capture.guards.source_writer import Writer
 from sidefx_train.compile.capture.shadows.records import Record, TensorRecord
-from sidefx_train.compile.capture.side_effects.collect import history_regenerated, updated
+from sidefx_train.compile.capture.side_effects.collect import gets_new_history, history_regenerated
 from sidefx_train.compile.capture.side_effects.effect import Effect, SideEffects
+from sidefx_train.compile.common.generated_code import compile_function
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.source_literals import literal
 from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.graph.step_metadata import StepMetadata
+from sidefx_train.compile.residual.effect_lines import effect_lines, switch_line
 from sidefx_train.compile.residual.reconstruct import Rebuilder
 from sidefx_train.compile.residual.saved_tensor_refs import Seen
 from sidefx_train.compile.residual.view_replay import CustomView, IntermediateView, KnownOutputs
@@ -58,6 +57,8 @@ class Residual:
         seen: records the other views that the source makes, if a backward leaves the step too.
         shown: those views, by their nodes.
         made: ids of objects created in the step that leave it.
+        positional: number of positional arguments.
+        keywords: names of keyword arguments, in call order.
     """
 
     source: str
@@ -73,6 +74,8 @@ class Residual:
     seen: Seen
     shown: dict[fx.Node, int]
     made: frozenset[int]
+    positional: int
+    keywords: tuple[str, ...]
 
 
 def plan(
@@ -98,13 +101,13 @@ def plan(
         suspended: ``returned`` is the state of suspended frames, which ``proceed`` continues.
     """
     given = (world, name, guards, effects, returned, positional, keywords, suspended)
-    leaving = KnownOutputs()
+    known_outputs = KnownOutputs()
     while True:  # which outputs leave together is known only after everything has been written
-        residual, rebuilder = _write(*given, leaving)
-        known = rebuilder.known_outputs()
-        if known.known() == leaving.known():
+        residual, rebuilder = _write(*given, known_outputs)
+        known = rebuilder.found_outputs()
+        if known.known() == known_outputs.known():
             return residual
-        leaving = known
+        known_outputs = known
 
 
 def _write(
@@ -116,7 +119,7 @@ def _write(
     positional: int,
     keywords: tuple[str, ...],
     suspended: bool,
-    leaving: KnownOutputs,
+    known_outputs: KnownOutputs,
 ) -> tuple[Residual, Rebuilder]:
     """Generates the residual for known outputs."""
     writer = Writer()
@@ -131,17 +134,17 @@ def _write(
         tests.append(f"if not check_objects(): return MISS  # {len(held)} guards on objects of this entry")
     tests += write_guards(writer, others)
     inputs = _inputs(world, writer)
-    rebuilder = Rebuilder(world, writer, leaving)
+    rebuilder = Rebuilder(world, writer, known_outputs)
     rebuilder.give_memory(effects.changes)
-    rebuilder.lines += [_switched(writer.value(each.target), each) for each in effects.changes if each.switches]
+    rebuilder.lines += [switch_line(writer, each) for each in effects.changes if each.switches]
     records = [each for each in world.heap.by_real.values() if safe_isinstance(each, TensorRecord)]
     for record in records:
-        if updated(world, record):
+        if gets_new_history(world, record):
             rebuilder.update(record)
     following = [record for record in records if history_regenerated(world, record)]
     made: list[tuple[tuple[int, int], Callable[[Any], object], Any]]
     made = [(rebuilder.begins(record), rebuilder.follow, record) for record in following]
-    made += [(begun, rebuilder.prepared, view) for begun, view in leaving.replayed]
+    made += [(begun, rebuilder.prepared, view) for begun, view in known_outputs.replayed]
     for _, make, each in sorted(made, key=lambda item: item[0]):  # the engine runs them in reverse
         make(each)
     for call in effects.calls:
@@ -152,7 +155,7 @@ def _write(
     def write(effect: Effect) -> None:
         if id(effect) not in written:
             written[id(effect)] = []  # while it is being written
-            written[id(effect)] = _effect(writer, rebuilder, effect)
+            written[id(effect)] = effect_lines(writer, rebuilder, effect)
 
     def apply(record: Record) -> None:
         for effect in effects.changes:
@@ -172,7 +175,7 @@ def _write(
         if call.result is None:
             rebuilder.deferred(call)
     tests += writer.fetched
-    epilogue = [*rebuilder.homes(), *rebuilder.lines[:built], *changes, *rebuilder.lines[built:]]
+    epilogue = [*rebuilder.entry_aliases(), *rebuilder.lines[:built], *changes, *rebuilder.lines[built:]]
     epilogue.append(f"return proceed({result})" if suspended else f"return {result}")
     source = _render(name, tests, inputs, epilogue)
     guard_source = _render(name, tests, inputs, None)
@@ -196,6 +199,8 @@ def _write(
         rebuilder.seen,
         rebuilder.shown,
         rebuilder.made(),
+        positional,
+        keywords,
     )
     return residual, rebuilder
 
@@ -278,82 +283,3 @@ def _render(name: str, tests: list[str], inputs: list[str], epilogue: list[str] 
     lines.append("        return failed(stopped, args, kwargs)")
     lines += [f"    {line}" for line in epilogue]
     return "\n".join(lines) + "\n"
-
-
-def _effect(writer: Writer, rebuilder: Rebuilder, effect: Effect) -> list[str]:
-    """Returns the lines that write one change back: an attribute, a dict entry, list items, a cell, a gradient."""
-    target: Source = effect.target
-    value = effect.value
-    if effect.kind == "set_attr":
-        return [f"{writer.space(target)}[{writer.constant(effect.key)}] = {rebuilder.expression(value)}"]
-    if effect.kind == "del_attr":
-        return [f"del {writer.space(target)}[{writer.constant(effect.key)}]"]
-    if effect.kind == "set_slot":
-        return [
-            f"object.__setattr__({writer.value(target)}, {writer.constant(effect.key)}, {rebuilder.expression(value)})"
-        ]
-    if effect.kind == "del_slot":
-        return [f"object.__delattr__({writer.value(target)}, {writer.constant(effect.key)})"]
-    if effect.kind == "set_class_attr":
-        key = writer.constant(effect.key)
-        return [f"type.__setattr__({writer.value(target)}, {key}, {rebuilder.expression(value)})"]
-    owner = writer.value(target)
-    if effect.through is not None:
-        return _through(writer, rebuilder, effect, owner)
-    if effect.kind == "set_item":
-        return [f"{owner}[{_key(writer, rebuilder, effect.key)}] = {rebuilder.expression(value)}"]
-    if effect.kind == "del_item":
-        return [f"del {owner}[{_key(writer, rebuilder, effect.key)}]"]
-    if effect.kind == "advance":
-        return [f"{writer.constant(advance)}({owner}, {effect.value})"]
-    if effect.kind == "clear":
-        return [f"{owner}.clear()"]
-    if effect.kind == "set_cell":
-        return [f"{owner}.cell_contents = {rebuilder.expression(value)}"]
-    if effect.kind == "del_cell":
-        return [f"del {owner}.cell_contents"]
-    if effect.kind in ("set_data", "grow") or effect.switches:
-        return []  # before all other effects
-    if effect.kind == "set_grad":
-        return [f"{owner}.grad = {rebuilder.expression(value)}"]
-    items = [rebuilder.expression(item) for item in value]
-    if effect.kind == "extend" and len(items) == 1:
-        return [f"{owner}.append({items[0]})"]
-    sequence = f"({', '.join(items)}{',' if len(items) == 1 else ''})"
-    if effect.kind == "extend":
-        return [f"{owner}.extend({sequence})"]
-    if effect.kind == "add":
-        return [f"{owner}.update({sequence})"]
-    if effect.kind == "remove":  # difference_update may rebuild the table
-        return [f"{owner}.discard({item})" for item in items]
-    return [f"{owner}[:] = {sequence}"]
-
-
-def _switched(owner: str, effect: Effect) -> str:
-    return f"{owner}.detach_()" if effect.kind == "detach" else f"{owner}.requires_grad_({effect.value})"
-
-
-def _through(writer: Writer, rebuilder: Rebuilder, effect: Effect, owner: str) -> list[str]:
-    """Returns the change as a call of Python's own method, bypassing overrides of the object's class."""
-    base = effect.through
-    assert base is not None, f"{effect.kind} needs no class"
-    cls = writer.constant(base, base.__name__)
-    if effect.kind == "set_item":
-        key = _key(writer, rebuilder, effect.key)
-        return [f"{cls}.__setitem__({owner}, {key}, {rebuilder.expression(effect.value)})"]
-    if effect.kind == "del_item":
-        return [f"{cls}.__delitem__({owner}, {_key(writer, rebuilder, effect.key)})"]
-    if effect.kind == "clear":
-        return [f"{cls}.clear({owner})"]
-    items = [rebuilder.expression(item) for item in effect.value]
-    sequence = f"({', '.join(items)}{',' if len(items) == 1 else ''})"
-    if effect.kind == "add":
-        return [f"{cls}.update({owner}, {sequence})"]
-    if effect.kind == "remove":
-        return [f"{cls}.discard({owner}, {item})" for item in items]
-    cleared = [f"{cls}.clear({owner})"] if effect.kind == "replace" else []
-    return [*cleared, f"{cls}.extend({owner}, {sequence})"]
-
-
-def _key(writer: Writer, rebuilder: Rebuilder, key: Any) -> str:
-    return rebuilder.expression(key) if safe_isinstance(key, TraceKey) else writer.constant(key)

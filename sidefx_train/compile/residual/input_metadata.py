@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from sidefx_train.compile.capture.shadows.records import TensorRecord
-from sidefx_train.compile.capture.side_effects.collect import history_regenerated, updated
+from sidefx_train.compile.capture.side_effects.collect import gets_new_history, history_regenerated
 from sidefx_train.compile.graph.artifacts import HIDDEN_FROM_AUTOGRAD
 from sidefx_train.compile.graph.step_metadata import InputFacts
 
@@ -28,7 +28,7 @@ def _facts(world: TraceWorld, record: TensorRecord, position: int) -> InputFacts
     writes = [
         node for node in world.writes.to(shadow) if torch.Tag.inplace_view not in getattr(node.target, "tags", ())
     ]
-    history = updated(world, record) or history_regenerated(world, record)
+    history = gets_new_history(world, record) or history_regenerated(world, record)
     hidden_from_autograd = [node.meta.get(HIDDEN_FROM_AUTOGRAD) for node in writes]
     return InputFacts(
         position=position,
@@ -41,8 +41,8 @@ def _facts(world: TraceWorld, record: TensorRecord, position: int) -> InputFacts
         mutation_in_inference="inference" in hidden_from_autograd,
         updates_history=history,
         changes_requires_grad=record.shadow.requires_grad != record.requires_grad and not history,
-        resizes_storage=str(shadow.untyped_storage().nbytes()) != record.entry_memory or record.grown,
-        replaces_storage=record.given is not None and not record.grown,
+        resizes_storage=str(shadow.untyped_storage().nbytes()) != record.entry_memory or record.resized,
+        replaces_storage=record.new_storage is not None and not record.resized,
     )
 
 

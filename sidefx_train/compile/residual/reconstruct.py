@@ -78,8 +78,8 @@ class Rebuilder(TensorRebuilder):
 
     apply: Callable[[Record], None]
 
-    def __init__(self, world: TraceWorld, writer: Writer, leaving: KnownOutputs) -> None:
-        super().__init__(world, writer, leaving)
+    def __init__(self, world: TraceWorld, writer: Writer, known_outputs: KnownOutputs) -> None:
+        super().__init__(world, writer, known_outputs)
         self._made: dict[int, str] = {}
         self._keep: list[Any] = []
         self._suspended: list[InterpretedGenerator] = []
@@ -104,7 +104,7 @@ class Rebuilder(TensorRebuilder):
                 self.given(record)
             return self.writer.value(record.source)
         if safe_isinstance(value, torch.Tensor) and (record := self.world.heap.memory.record_of(value)) is not None:
-            return self.home(record)
+            return self.entry_alias(record)
         if safe_isinstance(value, TraceKey):
             return self.expression(value.value)
         if safe_isinstance(value, torch.Tensor):

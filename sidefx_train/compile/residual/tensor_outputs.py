@@ -28,7 +28,7 @@ from sidefx_train.compile.residual.input_metadata import input_facts
 from sidefx_train.compile.residual.saved_tensor_refs import Seen
 from sidefx_train.compile.residual.storage_updates import as_inference, grow
 from sidefx_train.compile.residual.view_outputs import Views, new_leaf
-from sidefx_train.compile.residual.view_replay import CustomView, IntermediateView, KnownOutputs, Path, replay
+from sidefx_train.compile.residual.view_replay import CustomView, IntermediateView, KnownOutputs, ViewChain, replay
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
@@ -50,11 +50,11 @@ class TensorRebuilder(ABC):
         shown: those views, by their nodes.
     """
 
-    def __init__(self, world: TraceWorld, writer: Writer, leaving: KnownOutputs) -> None:
+    def __init__(self, world: TraceWorld, writer: Writer, known_outputs: KnownOutputs) -> None:
         self.world = world
         self.writer = writer
-        self.leaving = leaving
-        self.views = Views(world, leaving)
+        self.known_outputs = known_outputs
+        self.views = Views(world, known_outputs)
         self.live: list[IntermediateView] = []
         self.returned: dict[int, set[fx.Node]] = {}
         self.outputs: list[fx.Node] = []
@@ -68,8 +68,8 @@ class TensorRebuilder(ABC):
         self._followed: dict[int, int] = {}
         self._index: dict[fx.Node, int] = {}
         self._given: list[TensorRecord] = []
-        self._left: list[tuple[torch.Tensor, fx.Node, Path | None]] = []
-        self._homes: dict[int, tuple[str, TensorRecord]] = {}
+        self._left: list[tuple[torch.Tensor, fx.Node, ViewChain | None]] = []
+        self._entry_aliases: dict[int, tuple[str, TensorRecord]] = {}
         self.asked: Counter[int] = Counter()
         self.seen = Seen()
         self.shown: dict[fx.Node, int] = {}
@@ -113,11 +113,11 @@ class TensorRebuilder(ABC):
                 needs = bool(record.shadow.requires_grad)
                 dims = dynamic_dims(record.shadow)
                 facts.append(OutputFacts("is_input", inputs[id(record.real)], dims, needs))
-        own = {self._index[node]: value for value, node, path in self._left if path is None}
+        own = {self._index[node]: value for value, node, chain in self._left if chain is None}
         hidden = {i for i, value in own.items() if self.asked[id(value)] <= 0}
         known: set[int] = set()
-        for value, node, path in self._left:
-            kind, base = self._made_of(value, node, path, inputs, hidden, known)
+        for value, node, chain in self._left:
+            kind, base = self._made_of(value, node, chain, inputs, hidden, known)
             if self.asked[id(value)] > 0:
                 facts.append(OutputFacts(kind, base, dynamic_dims(value), bool(value.requires_grad)))
         bases = sorted(hidden | (known - own.keys()))
@@ -127,27 +127,27 @@ class TensorRebuilder(ABC):
         self,
         value: torch.Tensor,
         node: fx.Node,
-        path: Path | None,
+        chain: ViewChain | None,
         inputs: dict[int, int],
         hidden: set[int],
         known: set[int],
     ) -> tuple[OutputKind, int]:
         """Returns kind and base of an output; ``known`` contains the bases seen so far."""
-        if path is None:
+        if chain is None:
             return "custom_function_view" if self._is_custom_view(value) else "non_alias", self._index[node]
-        record = None if safe_isinstance(path.base, fx.Node) else self.world.heap.memory.record_of(path.base)
+        record = None if safe_isinstance(chain.base, fx.Node) else self.world.heap.memory.record_of(chain.base)
         if record is not None:
-            return "unsafe_view_alias" if path.unsafe else "alias_of_input", inputs[id(record.real)]
-        made_by = path.base if safe_isinstance(path.base, fx.Node) else self.world.tracer.node_of(path.base)
+            return "unsafe_view_alias" if chain.unsafe else "alias_of_input", inputs[id(record.real)]
+        made_by = chain.base if safe_isinstance(chain.base, fx.Node) else self.world.tracer.node_of(chain.base)
         if made_by not in self._index:  # a view of another view
-            deeper = next(each for value, _, each in self._left if value is path.base)
+            deeper = next(each for value, _, each in self._left if value is chain.base)
             return self._made_of(value, node, deeper, inputs, hidden, known)
         base = self._index[made_by]
         first = base not in known
         known.add(base)
-        if path.unsafe:
+        if chain.unsafe:
             return "unsafe_view_alias", base
-        if base not in hidden and not safe_isinstance(path.base, fx.Node):
+        if base not in hidden and not safe_isinstance(chain.base, fx.Node):
             return "alias_of_intermediate_base_is_user_output", base
         return "alias_of_intermediate_save_as_output" if first else "alias_of_intermediate", base
 
@@ -162,16 +162,16 @@ class TensorRebuilder(ABC):
         except (RuntimeError, ValueError, IndexError) as error:  # autograd forbids reading some multi-output
             # views, and replays others on a base whose metadata was mutated since
             self.world.heap.refuse("SFX107", f"an output cannot be read after the step: {first_line(error)}")
-        path = self.views.path(value, node)
-        self._left.append((value, node, path))
-        if path is not None:
-            if path.grad:
+        chain = self.views.chain(value, node)
+        self._left.append((value, node, chain))
+        if chain is not None:
+            if chain.grad:
                 self._replayed.append((node, value))
-                self._begun[id(value)] = first_operation(value, path.base)
-            if self.leaving.staged and path.grad:
-                return self._intermediate_view(value, path)
-            return self._view(path, node) + (".requires_grad_()" if new_leaf(value) else "")
-        outside = self.views.path(value, node, custom=True) if self._is_custom_view(value) else None
+                self._begun[id(value)] = first_operation(value, chain.base)
+            if self.known_outputs.staged and chain.grad:
+                return self._intermediate_view(value, chain)
+            return self._view(chain, node) + (".requires_grad_()" if new_leaf(value) else "")
+        outside = self.views.chain(value, node, custom=True) if self._is_custom_view(value) else None
         if outside is not None and self.views.is_outside(value):
             return self._custom_view(value, node, outside)
         unrelated = (
@@ -184,7 +184,7 @@ class TensorRebuilder(ABC):
             self.world.heap.refuse("SFX107", "an output is a differentiable view that cannot be replayed")
         self.returned.setdefault(compat.storage_id(value), set()).add(node)
         if value.is_inference() and not torch.is_inference_mode_enabled():
-            if compat.storage_id(value) in self.leaving.shared or value.is_conj() or value.is_neg():
+            if compat.storage_id(value) in self.known_outputs.shared or value.is_conj() or value.is_neg():
                 self.world.heap.refuse("SFX111", "outputs made in inference mode share storage")
             return f"{self.writer.constant(as_inference)}({self.output(node)})"
         if not value._is_view() and not value.is_inference():
@@ -197,25 +197,25 @@ class TensorRebuilder(ABC):
             return expression if function is None else f"{self.writer.constant(function)}({expression})"
         return self._with_autograd(value, self.output(node))
 
-    def _custom_view(self, value: torch.Tensor, node: fx.Node, path: Path) -> str:
+    def _custom_view(self, value: torch.Tensor, node: fx.Node, chain: ViewChain) -> str:
         """Returns code for a view of an outside tensor by a custom autograd function, whose backward is in the
         graph."""
-        record = None if safe_isinstance(path.base, fx.Node) else self.world.heap.memory.record_of(path.base)
-        if record is None or record.home is not None:
+        record = None if safe_isinstance(chain.base, fx.Node) else self.world.heap.memory.record_of(chain.base)
+        if record is None or record.entry_storage is not None:
             self.world.heap.refuse("SFX111", "an output is a view by a custom function whose base is not an input")
         expression = self.output(node)
         if self.differentiable.setdefault(self._index[node], value) is not value:
             self.world.heap.refuse("SFX107", "cannot return one value with two autograd histories")
-        for number in path.numbers:
+        for number in chain.numbers:
             self.output(number)
-        numbers = tuple(self._index[number] for number in path.numbers)
+        numbers = tuple(self._index[number] for number in chain.numbers)
         name = type(value.grad_fn).__name__
-        self.customs[self._index[node]] = CustomView(name, self._place_of(record), path, numbers)
+        self.customs[self._index[node]] = CustomView(name, self._place_of(record), chain, numbers)
         return expression
 
     def _is_custom_view(self, value: torch.Tensor) -> bool:
         """Returns True for a view by a custom autograd function whose storage no other output shares."""
-        if not value._is_view() or compat.storage_id(value) in self.leaving.shared or value._version:
+        if not value._is_view() or compat.storage_id(value) in self.known_outputs.shared or value._version:
             return False
         return safe_isinstance(value.grad_fn, torch.autograd.function.BackwardCFunction)
 
@@ -231,14 +231,16 @@ class TensorRebuilder(ABC):
                 )
         self.lines += lines
 
-    def homes(self) -> list[str]:
+    def entry_aliases(self) -> list[str]:
         """Returns code for aliases of outside tensors in their entry storage, from which outputs are made."""
-        return [f"{name} = {self.writer.value(record.source)}.detach()" for name, record in self._homes.values()]
+        return [
+            f"{name} = {self.writer.value(record.source)}.detach()" for name, record in self._entry_aliases.values()
+        ]
 
-    def home(self, record: TensorRecord) -> str:
+    def entry_alias(self, record: TensorRecord) -> str:
         """Returns the name of such an alias."""
         self.given(record)
-        name, _ = self._homes.setdefault(id(record), (f"home{len(self._homes)}", record))
+        name, _ = self._entry_aliases.setdefault(id(record), (f"entry_alias{len(self._entry_aliases)}", record))
         return name
 
     def update(self, record: TensorRecord) -> None:
@@ -274,18 +276,18 @@ class TensorRebuilder(ABC):
         new_value = next((i for i, updated in self.updates.items() if updated == position), None)
         return ("input", position) if new_value is None else ("result", new_value)
 
-    def known_outputs(self) -> KnownOutputs:
+    def found_outputs(self) -> KnownOutputs:
         """Returns what is known of all outputs, after everything was written."""
         sharing = {storage for storage, nodes in self.returned.items() if len(nodes) > 1}
         edges = {gradient_edge(value): (node, value) for node, value in self._replayed}
-        leaving = [*self.differentiable.values(), *(value for _, value in self._replayed)]
-        behind = [gradient_edges_behind(value) for value in leaving]
+        known_outputs = [*self.differentiable.values(), *(value for _, value in self._replayed)]
+        behind = [gradient_edges_behind(value) for value in known_outputs]
         passed = dict(edges[edge] for found in behind for edge in found if edge in edges)
         for node, view in self.views.between.items():  # created once if several views share it
             if sum(gradient_edge(view) in found for found in behind) > 1:
                 passed[node] = view
         self.views.check_counters()
-        before = self.leaving
+        before = self.known_outputs
         staged = before.staged or bool(self.differentiable)
         counters = {**before.counters, **self.views.counters}
         views = {
@@ -294,25 +296,25 @@ class TensorRebuilder(ABC):
         replayed = tuple(((self._begun[id(view)], view.grad_fn._sequence_nr()), view) for view in views.values())
         return KnownOutputs(before.shared | sharing, {**before.passed, **passed}, replayed, counters, staged)
 
-    def _base(self, path: Path) -> str:
-        if safe_isinstance(path.base, fx.Node):
-            self.returned.setdefault(compat.storage_id(path.base.meta["val"]), set()).add(path.base)
-            return self.output(path.base)
-        mutates_metadata = sum(op.mutates_metadata for op in path.ops if path.grad and not path.regenerates_grad_fn)
+    def _base(self, chain: ViewChain) -> str:
+        if safe_isinstance(chain.base, fx.Node):
+            self.returned.setdefault(compat.storage_id(chain.base.meta["val"]), set()).add(chain.base)
+            return self.output(chain.base)
+        mutates_metadata = sum(op.mutates_metadata for op in chain.ops if chain.grad and not chain.regenerates_grad_fn)
         if mutates_metadata:
-            self._metadata_mutated.append((path.base, mutates_metadata))
-        return self.prepared(path.base)
+            self._metadata_mutated.append((chain.base, mutates_metadata))
+        return self.prepared(chain.base)
 
-    def _intermediate_view(self, value: torch.Tensor, path: Path) -> str:
+    def _intermediate_view(self, value: torch.Tensor, chain: ViewChain) -> str:
         """Returns code for a view made right after its base, so that later autograd nodes can build on it."""
-        self._base(path)
-        base = path.base
+        self._base(chain)
+        base = chain.base
         place: tuple[Literal["input", "result", "view"], int]
         earlier = next((i for i, view in enumerate(self.live) if view.value is base), None)
         if earlier is not None:
             place = ("view", earlier)
         elif safe_isinstance(base, torch.Tensor) and (record := self.world.heap.memory.record_of(base)) is not None:
-            if record.home is not None:
+            if record.entry_storage is not None:
                 reason = f"an output is a view of {record.source.label}, whose storage was replaced (.data)"
                 self.world.heap.refuse("SFX107", reason)
             place = self._place_of(record)
@@ -322,26 +324,26 @@ class TensorRebuilder(ABC):
                 reason = "the backward of an output reaches a leaf created in the step (requires_grad_)"
                 self.world.heap.refuse("SFX107", reason)
             place = ("result", self._index[made_by])
-        for node in path.numbers:
+        for node in chain.numbers:
             self.output(node)
-        self.live.append(IntermediateView(value, place, path, tuple(self._index[node] for node in path.numbers)))
+        self.live.append(IntermediateView(value, place, chain, tuple(self._index[node] for node in chain.numbers)))
         return f"o[{-len(self.live)}]"
 
-    def _view(self, path: Path, node: fx.Node) -> str:
+    def _view(self, chain: ViewChain, node: fx.Node) -> str:
         """Returns code that makes a view from its base like eager."""
-        parts = [self._base(path), self.writer.constant(path.ops, "views"), self.writer.constant(path.grad)]
-        if path.numbers:
-            parts.append("(" + "".join(f"{self.output(node)}, " for node in path.numbers) + ")")
-        if path.version is not None:
-            parts.append(f"version={path.version}")
-        if path.unrelated:
+        parts = [self._base(chain), self.writer.constant(chain.ops, "views"), self.writer.constant(chain.grad)]
+        if chain.numbers:
+            parts.append("(" + "".join(f"{self.output(node)}, " for node in chain.numbers) + ")")
+        if chain.version is not None:
+            parts.append(f"version={chain.version}")
+        if chain.unrelated:
             parts.append("unrelated=True")
-        if path.creation is not None:
-            parts.append(f"creation={self.writer.constant(path.creation)}")
-        if path.regenerates_grad_fn:
-            parts.append(f"regenerates_grad_fn={self.writer.constant(path.regenerates_grad_fn)}")
+        if chain.creation is not None:
+            parts.append(f"creation={self.writer.constant(chain.creation)}")
+        if chain.regenerates_grad_fn:
+            parts.append(f"regenerates_grad_fn={self.writer.constant(chain.regenerates_grad_fn)}")
         made = f"{self.writer.constant(replay)}({', '.join(parts)})"
-        if not self.leaving.staged:
+        if not self.known_outputs.staged:
             return made
         number = self.shown.setdefault(node, len(self.shown))
         return f"{self.writer.constant(self.seen.made, 'seen')}({number}, {made})"

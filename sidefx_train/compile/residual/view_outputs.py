@@ -38,7 +38,16 @@ from sidefx_train.compile.graph.view_chains import (
     way_up,
     written_since,
 )
-from sidefx_train.compile.residual.view_replay import BASE, KnownOutputs, Number, Path, ViewOp, data_of, replay, seen_as
+from sidefx_train.compile.residual.view_replay import (
+    BASE,
+    KnownOutputs,
+    Number,
+    ViewChain,
+    ViewOp,
+    data_of,
+    replay,
+    seen_as,
+)
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
@@ -49,13 +58,13 @@ class Views:
 
     Args:
         world: the capture.
-        leaving: what is known of all outputs.
+        known_outputs: what is known of all outputs.
     """
 
-    def __init__(self, world: TraceWorld, leaving: KnownOutputs) -> None:
+    def __init__(self, world: TraceWorld, known_outputs: KnownOutputs) -> None:
         self.world = world
-        self.shared = leaving.shared
-        self.passed = {**leaving.counters, **leaving.passed}
+        self.shared = known_outputs.shared
+        self.passed = {**known_outputs.counters, **known_outputs.passed}
         self.counters: dict[fx.Node, torch.Tensor] = {}
         self.between: dict[fx.Node, torch.Tensor] = {}
         self._counted: dict[fx.Node, set[fx.Node]] = {}
@@ -66,7 +75,7 @@ class Views:
         self._records = {placeholder[id(r.real)]: r for r in records}
         self._outside = {compat.storage_id(r.memory) for r in records}
 
-    def path(self, value: torch.Tensor, node: fx.Node, custom: bool = False) -> Path | None:
+    def chain(self, value: torch.Tensor, node: fx.Node, custom: bool = False) -> ViewChain | None:
         """Returns the view chain of ``value``, or ``None`` if the graph must return it itself.
 
         Args:
@@ -117,7 +126,7 @@ class Views:
         regenerates_grad_fn = (
             self._regenerated(value, node, base, below) if grad and safe_isinstance(base, torch.Tensor) else ""
         )
-        path = Path(
+        chain = ViewChain(
             base,
             tuple(ops),
             tuple(numbers),
@@ -127,7 +136,7 @@ class Views:
             unsafe=unsafe,
             regenerates_grad_fn=regenerates_grad_fn,
         )
-        return self._held(path, value, custom)
+        return self._held(chain, value, custom)
 
     def _regenerated(
         self, value: torch.Tensor, node: fx.Node, base: torch.Tensor, below: list[fx.Node]
@@ -205,7 +214,7 @@ class Views:
         if not value._is_view():  # possibly detached from it
             moved = self._counted_with(value, up)
         moved = self._enlarged(value) or moved
-        if safe_isinstance(moved, TensorRecord) and moved.home is not None:
+        if safe_isinstance(moved, TensorRecord) and moved.entry_storage is not None:
             if _of_another_time(moved, value):
                 reason = f"an output is a view of {moved.source.label}, which no longer requires gradients"
                 self.world.heap.refuse("SFX111", reason)
@@ -243,7 +252,12 @@ class Views:
         while place > 0 and is_in_place(up[place - 1]):
             place -= 1
         was, now = up[place].meta.get("val"), record.shadow
-        if place == 0 or record.home is not None or not safe_isinstance(was, torch.Tensor) or was.dtype != now.dtype:
+        if (
+            place == 0
+            or record.entry_storage is not None
+            or not safe_isinstance(was, torch.Tensor)
+            or was.dtype != now.dtype
+        ):
             return []
         if value.grad_fn is not None and _kind(value) != _kind(now):  # autograd regenerates it differently
             return []
@@ -258,13 +272,21 @@ class Views:
         """Returns the outside tensor with replaced storage whose version counter ``value`` has."""
         for record in self.world.heap.memory.replaced():
             if compat.share_version_counter(value, record.shadow):
-                home = up[-1] is self.world.tracer.node_of(record.home) or self._records.get(up[-1]) is record
-                return None if home and first_of(self.world.tracer.node_of(record.shadow)) not in up else record
+                in_entry_storage = (
+                    up[-1] is self.world.tracer.node_of(record.entry_storage) or self._records.get(up[-1]) is record
+                )
+                return (
+                    None
+                    if in_entry_storage and first_of(self.world.tracer.node_of(record.shadow)) not in up
+                    else record
+                )
         return None
 
     def _enlarged(self, value: torch.Tensor) -> TensorRecord | None:
         """Returns the outside tensor in whose resized storage ``value`` is: its own storage, not a graph result."""
-        known = [record for record in self.world.heap.memory.replaced() if record.grown and record.given is not value]
+        known = [
+            record for record in self.world.heap.memory.replaced() if record.resized and record.new_storage is not value
+        ]
         return next((record for record in known if compat.storage_id(record.shadow) == compat.storage_id(value)), None)
 
     def _below_moved(self, record: TensorRecord, up: list[fx.Node]) -> list[fx.Node]:
@@ -295,46 +317,46 @@ class Views:
         """Returns True for a base that the step created itself."""
         return self.world.heap.record_of(base) is None and first_of(self.world.tracer.node_of(base)) in up
 
-    def _held(self, path: Path, value: torch.Tensor, custom: bool) -> Path | None:
+    def _held(self, chain: ViewChain, value: torch.Tensor, custom: bool) -> ViewChain | None:
         """Returns the chain if replaying it on the fake base gives the captured value."""
-        if path.grad and not self._plain_history(value, path.base):
+        if chain.grad and not self._plain_history(value, chain.base):
             return None
-        numbers = tuple(node.meta["val"] for node in path.numbers)
+        numbers = tuple(node.meta["val"] for node in chain.numbers)
         # The replay mutates the metadata of a base that only views refer to; the graph's metadata must stay.
-        base = compat.fake_snapshot(path.base.meta["val"]) if safe_isinstance(path.base, fx.Node) else path.base
+        base = compat.fake_snapshot(chain.base.meta["val"]) if safe_isinstance(chain.base, fx.Node) else chain.base
         version = base._version
         try:
             with compat.no_recording():
                 made = replay(
                     base,
-                    path.ops,
-                    path.grad,
+                    chain.ops,
+                    chain.grad,
                     numbers,
-                    path.version,
-                    path.unrelated,
-                    regenerates_grad_fn=path.regenerates_grad_fn,
+                    chain.version,
+                    chain.unrelated,
+                    regenerates_grad_fn=chain.regenerates_grad_fn,
                 )
         except (RuntimeError, IndexError, ValueError):  # its base has been resized since
             return None
         finally:
             compat.set_version(base, version)
         if (
-            not path.grad and not custom and made.grad_fn is not None
+            not chain.grad and not custom and made.grad_fn is not None
         ):  # the base began to require gradients after it was viewed
             return None
-        if path.grad and not path.regenerates_grad_fn and base is not value._base and _name(made) != _name(value):
+        if chain.grad and not chain.regenerates_grad_fn and base is not value._base and _name(made) != _name(value):
             return None  # written without autograd, which does not treat the value as a view of this base
         with compat.no_recording():  # sizes may be computed from symbolic numbers
             same = _facts(made, new_leaf(value)) == _facts(value)
         if not same:
             return None
         if custom:
-            return path
+            return chain
         creation = compat.creation_of(value)  # the only trace of a custom function with autograd off
-        if path.regenerates_grad_fn == "asked" and creation not in (None, compat.PLAIN_VIEW):
+        if chain.regenerates_grad_fn == "asked" and creation not in (None, compat.PLAIN_VIEW):
             reason = "an output is one of several views of a view whose history autograd has regenerated"
             self.world.heap.refuse("SFX107", reason)
-        return path if creation == compat.creation_of(made) else replace(path, creation=creation)
+        return chain if creation == compat.creation_of(made) else replace(chain, creation=creation)
 
     def _plain_history(self, value: torch.Tensor, base: torch.Tensor | fx.Node) -> bool:
         """Returns True if the history consists of view operations: no custom function, no hook in between."""

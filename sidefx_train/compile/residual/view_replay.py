@@ -48,7 +48,7 @@ BASE: Any = type("Base", (), {"__repr__": lambda self: "base"})()
 
 
 @dataclass(frozen=True)
-class Path:
+class ViewChain:
     """How an output is made from its base.
 
     Attributes:
@@ -82,14 +82,14 @@ class IntermediateView:
     Attributes:
         value: its fake tensor.
         base: what it is made from: an input, a result of the graph, or an earlier such view.
-        path: its view chain; ``None`` for an outside view whose history autograd regenerates.
-        numbers: positions of the numbers of ``path`` among the results.
+        chain: its view chain; ``None`` for an outside view whose history autograd regenerates.
+        numbers: positions of the numbers of ``chain`` among the results.
         position: for an outside view, its position among the inputs.
     """
 
     value: torch.Tensor
     base: tuple[Literal["input", "result", "view"], int]
-    path: Path | None
+    chain: ViewChain | None
     numbers: tuple[int, ...] = ()
     position: int | None = None
 
@@ -101,13 +101,13 @@ class CustomView:
     Attributes:
         name: name of its autograd node.
         base: location of its base.
-        path: its view chain.
-        numbers: positions of the numbers of ``path`` among the results.
+        chain: its view chain.
+        numbers: positions of the numbers of ``chain`` among the results.
     """
 
     name: str
     base: tuple[Literal["input", "result", "view"], int]
-    path: Path
+    chain: ViewChain
     numbers: tuple[int, ...]
 
 

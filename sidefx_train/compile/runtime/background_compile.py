@@ -24,7 +24,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ from sidefx_train.errors import BackendError
 
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 
-_LONGEST = 600
+_MAX_COMPARISON_SECONDS = 600
 """Seconds after which a comparison is abandoned."""
 
 Differs = Callable[[str], None]
@@ -52,26 +52,50 @@ Inputs = Callable[[], list[Any] | None]
 """Fetches a graph's inputs for a call of the step; returns ``None`` if its guards do not hold."""
 
 
-class NotKept(Exception):
+class NotCacheable(Exception):
     """A process compiled a graph that it cannot pass on: a thread must compile it."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to compile.
+
+    Attributes:
+        captured: the capture.
+        checks: checks of its guards, built when it was captured.
+        config: options.
+        differs: called with the result of a failed comparison.
+    """
+
+    captured: Captured
+    checks: dict[str, Any]
+    config: CompileConfig
+    differs: Differs
+
+    @property
+    def graphs(self) -> list[TracedGraph]:
+        """The graphs of the capture."""
+        return [self.captured.traced] if self.captured.joint is None else list(self.captured.joint.graphs)
+
+    def compile(
+        self, compiler: Callable[[TracedGraph, CompileConfig], Executable], verdict: Verdict | None = None
+    ) -> Executable:
+        """Compiles the graphs; see :func:`compile_capture.compile_graphs`."""
+        return compile_capture.compile_graphs(self.captured, self.config, compiler, self.differs, verdict)
 
 
 class Job:
     """One graph being compiled.
 
     Attributes:
-        captured: the capture.
-        checks: checks of its guards, built when it was captured.
+        request: what is compiled.
         awaited: somebody waits for the captured step: it is used as soon as it is compiled.
     """
 
     awaited = False
 
-    def __init__(self, captured: Captured, checks: dict[str, Any], config: CompileConfig, differs: Differs) -> None:
-        self.captured = captured
-        self.checks = checks
-        self._config = config
-        self._differs = differs
+    def __init__(self, request: Request) -> None:
+        self.request = request
         self._began = time.perf_counter()
 
     def done(self) -> bool:
@@ -87,7 +111,7 @@ class Job:
 
         Raises:
             BackendError: compilation failed.
-            NotKept: it was compiled, but must be compiled again in this process.
+            NotCacheable: it was compiled, but must be compiled again in this process.
         """
         raise NotImplementedError
 
@@ -96,23 +120,17 @@ class Job:
         raise NotImplementedError
 
 
-def start(
-    captured: Captured, checks: dict[str, Any], config: CompileConfig, differs: Differs, inputs: Inputs = lambda: None
-) -> Job:
+def start(request: Request, inputs: Inputs = lambda: None) -> Job:
     """Starts compiling a captured graph; called between two steps.
 
     Args:
-        captured: the capture.
-        checks: checks of its guards.
-        config: options.
-        differs: called with the result of a failed comparison.
+        request: what to compile.
         inputs: fetches the inputs of the call that is about to run.
     """
     start_build()
-    graphs = [captured.traced] if captured.joint is None else list(captured.joint.graphs)
-    if _can_fork() and all(can_be_handed_over(graph, config) for graph in graphs):
-        return _Process(captured, checks, config, differs, graphs, inputs)
-    return _Thread(captured, checks, config, differs)
+    if _can_fork() and all(can_be_handed_over(graph, request.config) for graph in request.graphs):
+        return _Process(request, inputs)
+    return _Thread(request)
 
 
 def compare(job: Job, executable: Executable, inputs: Inputs) -> Job | None:
@@ -136,18 +154,14 @@ def _can_fork() -> bool:
 
 def start_in_process(job: Job) -> Job:
     """Starts again in this process what another one could not pass on."""
-    return _Thread(job.captured, job.checks, job._config, job._differs)
+    return _Thread(job.request)
 
 
-def taken(
-    captured: Captured, config: CompileConfig, differs: Differs, verdict: Verdict | None = None
-) -> Executable | None:
+def load_compiled(request: Request, verdict: Verdict | None = None) -> Executable | None:
     """Returns the captured graph as compiled by an earlier process or worker, if it is in the cache.
 
     Args:
-        captured: the capture.
-        config: options.
-        differs: called with the result of a failed comparison.
+        request: what would be compiled.
         verdict: result of the worker's comparison.
     """
     missing = False
@@ -156,19 +170,19 @@ def taken(
         nonlocal missing
         found = take(traced, config)
         missing = missing or found is None
-        return found if found is not None else Executable(_nothing, atomic=True)
+        return found if found is not None else Executable(_not_compiled, atomic=True)
 
-    executable = compile_capture.compile_graphs(captured, config, from_cache, differs, verdict)
+    executable = request.compile(from_cache, verdict)
     return None if missing else executable
 
 
-def _nothing(args: list[Any]) -> list[Any]:
+def _not_compiled(args: list[Any]) -> list[Any]:
     raise RuntimeError("a graph that was not compiled is never run")
 
 
 class _Thread(Job):
-    def __init__(self, captured: Captured, checks: dict[str, Any], config: CompileConfig, differs: Differs) -> None:
-        super().__init__(captured, checks, config, differs)
+    def __init__(self, request: Request) -> None:
+        super().__init__(request)
         self._executable: Executable | None = None
         self._error: Exception | None = None
         self._finished = threading.Event()
@@ -177,7 +191,7 @@ class _Thread(Job):
 
     def _run(self) -> None:
         try:
-            self._executable = compile_capture.compile_graphs(self.captured, self._config, build, self._differs)
+            self._executable = self.request.compile(build)
         except Exception as error:  # raised again by result()
             self._error = error
         finally:
@@ -205,18 +219,11 @@ class _Thread(Job):
 class _Forked(Job):
     """Work of a forked process, which writes its messages as a line of JSON to a file."""
 
-    def __init__(
-        self,
-        captured: Captured,
-        checks: dict[str, Any],
-        config: CompileConfig,
-        differs: Differs,
-        work: Callable[[str], None],
-    ) -> None:
-        super().__init__(captured, checks, config, differs)
+    def __init__(self, request: Request, work: Callable[[str], None]) -> None:
+        super().__init__(request)
         folder = tempfile.mkdtemp(prefix="sidefx_")
-        name = os.path.join(folder, "said.json")
-        self._said = Path(name)
+        name = os.path.join(folder, "message.json")
+        self._message_file = Path(name)
         self._status: int | None = None
         self._child = start_fork()
         if self._child == 0:
@@ -242,19 +249,19 @@ class _Forked(Job):
     def end(self) -> None:
         self._end()
 
-    def _hear(self) -> dict[str, Any]:
+    def _read_message(self) -> dict[str, Any]:
         """Returns the message of the process, which has ended."""
         self.wait()
-        text = self._said.read_text() if self._said.exists() else ""
+        text = self._message_file.read_text() if self._message_file.exists() else ""
         self._end()
         return json.loads(text) if text else {}
 
-    def _verdict(self, said: dict[str, Any]) -> Verdict | None:
+    def _verdict(self, message: dict[str, Any]) -> Verdict | None:
         """Returns the verdict of the comparison; ``None`` if the first run must be compared."""
-        if "verdict" in said:
-            return replace(Verdict(**said["verdict"]), in_background=True)
+        if "verdict" in message:
+            return replace(Verdict(**message["verdict"]), in_background=True)
         killed = os.WTERMSIG(self._status or 0)
-        if said.get("comparing") and killed in _CRASHES:
+        if message.get("comparing") and killed in _CRASHES:
             name = signal.Signals(killed).name
             return Verdict(
                 differs=f"the compiled graph ended the process that compared it ({name})", in_background=True
@@ -265,25 +272,17 @@ class _Forked(Job):
 class _Process(_Forked):
     """Compiles into the cache, and compares."""
 
-    def __init__(
-        self,
-        captured: Captured,
-        checks: dict[str, Any],
-        config: CompileConfig,
-        differs: Differs,
-        graphs: list[TracedGraph],
-        inputs: Inputs,
-    ) -> None:
-        super().__init__(captured, checks, config, differs, lambda said: _work(graphs, config, said, inputs))
+    def __init__(self, request: Request, inputs: Inputs) -> None:
+        super().__init__(request, lambda message_file: _work(request.graphs, request.config, message_file, inputs))
 
     def result(self) -> Executable:
-        said = self._hear()
-        if said.get("not kept"):
-            raise NotKept
-        failed = said.get("failed", "")
+        message = self._read_message()
+        if message.get("not cacheable"):
+            raise NotCacheable
+        failed = message.get("failed", "")
         executable = None
         if not failed:
-            executable = taken(self.captured, self._config, self._differs, self._verdict(said))
+            executable = load_compiled(self.request, self._verdict(message))
         if executable is None:
             raise BackendError("SFX201", failed or f"the worker ended with status {self._status} without a result")
         executable.seconds["in the background"] = time.perf_counter() - self._began
@@ -295,12 +294,10 @@ class _Comparison(_Forked):
 
     def __init__(self, job: Job, executable: Executable, proving: Proving, inputs: Inputs) -> None:
         self._executable, self._proving = executable, proving
-        super().__init__(
-            job.captured, job.checks, job._config, job._differs, lambda said: _compare(proving, said, inputs)
-        )
+        super().__init__(job.request, lambda message_file: _compare(proving, message_file, inputs))
 
     def result(self) -> Executable:
-        verdict = self._verdict(self._hear())
+        verdict = self._verdict(self._read_message())
         if verdict is None or not self._proving.hear(verdict):
             return self._executable
         return replace(self._executable, run=self._proving.compiled)
@@ -321,34 +318,34 @@ def _end(child: int, folder: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _work(graphs: list[TracedGraph], config: CompileConfig, said: str, inputs: Inputs = lambda: None) -> None:
+def _work(graphs: list[TracedGraph], config: CompileConfig, message_file: str, inputs: Inputs = lambda: None) -> None:
     """Runs in the forked process: compiles into the cache, reports errors, and exits without any clean-up."""
     try:
         os.setsid()  # its compilers end with it, and Ctrl-C is for the training
         values = _fetched(inputs) if config is not None and config.verify != 0 else None
-        begin_fork(os.path.dirname(said))
+        begin_fork(os.path.dirname(message_file))
         key = key_of(graphs[0], config) if values is not None else None
         if not all(hand_over(graph, config) for graph in graphs):
-            _say(said, {"not kept": True})
+            _write_message(message_file, {"not cacheable": True})
         elif values is not None:
             proving = compile_capture.proving(graphs[0], config, lambda traced, config: take(traced, config, key))
             if proving is not None:
-                _prove(proving, values, said)
+                _compare_and_report(proving, values, message_file)
     except BaseException as error:
         reason = error.reason if isinstance(error, BackendError) else "".join(traceback.format_exception_only(error))
-        _say(said, {"failed": reason.strip() or "unknown"})
+        _write_message(message_file, {"failed": reason.strip() or "unknown"})
     finally:
         os._exit(0)
 
 
-def _compare(proving: Proving, said: str, inputs: Inputs) -> None:
+def _compare(proving: Proving, message_file: str, inputs: Inputs) -> None:
     """Runs in a forked process that only compares."""
     try:
         os.setsid()
         values = _fetched(inputs)
-        begin_fork(os.path.dirname(said))
+        begin_fork(os.path.dirname(message_file))
         if values is not None:
-            _prove(proving, values, said)
+            _compare_and_report(proving, values, message_file)
     finally:
         os._exit(0)
 
@@ -360,10 +357,10 @@ def _fetched(inputs: Inputs) -> list[Any] | None:
         return None
 
 
-def _prove(proving: Proving, values: list[Any], said: str) -> None:
+def _compare_and_report(proving: Proving, values: list[Any], message_file: str) -> None:
     """Compares and reports the verdict; if that fails, the first run is compared."""
-    _say(said, {"comparing": True})
-    signal.alarm(_LONGEST)
+    _write_message(message_file, {"comparing": True})
+    signal.alarm(_MAX_COMPARISON_SECONDS)
     verdict: list[Verdict] = []
 
     def compare() -> None:
@@ -374,8 +371,8 @@ def _prove(proving: Proving, values: list[Any], said: str) -> None:
     thread.start()
     thread.join()
     if verdict and not verdict[0].unproven:
-        _say(said, {"verdict": asdict(verdict[0])})
+        _write_message(message_file, {"verdict": asdict(verdict[0])})
 
 
-def _say(said: str, what: dict[str, Any]) -> None:
-    Path(said).write_text(json.dumps(what))
+def _write_message(message_file: str, message: dict[str, Any]) -> None:
+    Path(message_file).write_text(json.dumps(message))

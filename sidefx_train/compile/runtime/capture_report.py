@@ -30,7 +30,7 @@ def record_capture(report: StepReport, entry: Entry, missed: Missed | None, is_p
     sources = {"facts": in_words(captured.residual.metadata), "residual": captured.residual.source}
     if "graph" not in executable.sources:
         sources["graph"] = captured.traced.module.print_readable(print_output=False)
-    caveats = [_ONCE.format(captured.ends)] if entry.once else []
+    caveats = [_ONCE.format(captured.self_invalidated)] if entry.once else []
     if captured.assumptions:
         caveats.append(_ASSUMED.format(", ".join(map(str, captured.assumptions))))
     report.record_capture(

@@ -63,13 +63,13 @@ class CompiledModule:
         return hash(model_of(self))
 
     def __copy__(self) -> Any:
-        return _compiled(copy.copy(model_of(self)), step_of(self).config)
+        return _like(copy.copy(model_of(self)), type(step_of(self)), step_of(self).config)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return _compiled(copy.deepcopy(model_of(self), memo), step_of(self).config)
+        return _like(copy.deepcopy(model_of(self), memo), type(step_of(self)), step_of(self).config)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _compiled, (model_of(self), step_of(self).config)
+        return _like, (model_of(self), type(step_of(self)), step_of(self).config)
 
 
 class _WithStep(CompiledModule):
@@ -133,7 +133,6 @@ def _class_for(cls: type) -> type:
     return made
 
 
-def _compiled(model: nn.Module, config: CompileConfig) -> Any:
-    from sidefx_train.compile.runtime.compiled_step import CompiledStep
-
-    return compiled_module(model, CompiledStep(model, config))
+def _like(model: nn.Module, step_class: type, config: CompileConfig) -> Any:
+    """Returns the compiled form of a model, with a step of its own."""
+    return compiled_module(model, step_class(model, config))

@@ -42,23 +42,23 @@ class PlainHolder:
     Args:
         replay: what calls are passed to.
         entry: what is held.
-        missed: what calls return once the entry has been dropped.
-        built: ``built(holder)``, called once the native module is there, which holds it better.
+        miss_value: what calls return once the entry has been dropped.
+        on_built: ``on_built(holder)``, called once the native module is there, which holds it better.
     """
 
-    __slots__ = ("_built", "_missed", "_replay", "entry")
+    __slots__ = ("_built", "_miss_value", "_replay", "entry")
 
     def __init__(
-        self, replay: Callable[..., Any], entry: Any, missed: Any, built: Callable[[Holder], None] | None
+        self, replay: Callable[..., Any], entry: Any, miss_value: Any, on_built: Callable[[Holder], None] | None
     ) -> None:
         self._replay: Callable[..., Any] | None = replay
-        self.entry, self._missed, self._built = entry, missed, built
+        self.entry, self._miss_value, self._built = entry, miss_value, on_built
 
     def __call__(self, *args: Any) -> Any:
         if self._built is not None and guards_ready():
-            built, self._built = self._built, None
-            built(self)
-        return self._missed if self._replay is None else self._replay(*args)
+            on_built, self._built = self._built, None
+            on_built(self)
+        return self._miss_value if self._replay is None else self._replay(*args)
 
     def drop(self) -> None:
         self._replay = self.entry = self._built = None
@@ -69,9 +69,9 @@ def hold(
     entry: Any,
     shared: tuple[Any, ...],
     guards: Iterable[Guard],
-    missed: Any,
-    ended: Callable[[Holder, str], None],
-    built: Callable[[Holder], None] | None = None,
+    miss_value: Any,
+    on_ended: Callable[[Holder, str], None],
+    on_built: Callable[[Holder], None] | None = None,
 ) -> Holder:
     """A callable in place of ``replay``, which owns ``replay`` and ``entry``.
 
@@ -80,27 +80,27 @@ def hold(
         entry: what else refers to the program's objects.
         shared: the parts of both that do not, and may have weak references or finalizers.
         guards: conditions of the entry; what they identify ends it.
-        missed: what calls return once the entry has been dropped.
-        ended: ``ended(holder, label)``, called after the entry was dropped because this object is gone.
-        built: ``built(holder)``, called if the native module is there later, to hold the same again.
+        miss_value: what calls return once the entry has been dropped.
+        on_ended: ``on_ended(holder, label)``, called after the entry was dropped because this object is gone.
+        on_built: ``on_built(holder)``, called if the native module is there later, to hold the same again.
     """
     ready = guards_ready()
     native = guards_module() if ready else None
     if native is None:
-        return PlainHolder(replay, entry, missed, None if ready else built)
+        return PlainHolder(replay, entry, miss_value, None if ready else on_built)
     owners = {id(g.value): g for g in guards if g.kind == "is" and issubclass(type(g.value), _OWNERS)}
     if not owners:
-        return native.entry_holder(replay, entry, shared, missed)  # type: ignore[no-any-return]
+        return native.entry_holder(replay, entry, shared, miss_value)  # type: ignore[no-any-return]
     watches: list[Any] = []  # the holder keeps it: a weak reference that is garbage itself calls nothing
-    holder: Holder = native.entry_holder(replay, entry, (shared, watches), missed)
-    watches += [_watch(guard.value, holder, guard.source.label, ended) for guard in owners.values()]
+    holder: Holder = native.entry_holder(replay, entry, (shared, watches), miss_value)
+    watches += [_watch(guard.value, holder, guard.source.label, on_ended) for guard in owners.values()]
     return holder
 
 
-def _watch(owner: Any, holder: Holder, label: str, ended: Callable[[Holder, str], None]) -> weakref.ref[Any]:
+def _watch(owner: Any, holder: Holder, label: str, on_ended: Callable[[Holder, str], None]) -> weakref.ref[Any]:
     def gone(_: Any) -> None:
         if holder.entry is not None:
             holder.drop()
-            ended(holder, label)
+            on_ended(holder, label)
 
     return weakref.ref(owner, gone)

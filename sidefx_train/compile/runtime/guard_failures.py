@@ -1,4 +1,4 @@
-"""Explains guard failures and updates the specialization after them."""
+"""Explains guard failures, and keeps what they say about the next capture: the specialization state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from sidefx_train.compile.capture.guards.kinds import describe
 from sidefx_train.compile.capture.guards.specialization import Specialization
 from sidefx_train.compile.capture.shadows.transient_objects import same_structure
 from sidefx_train.compile.pipeline.entry import Entry
+from sidefx_train.compile.pipeline.run_context import Call
 from sidefx_train.compile.runtime.describe import short
+from sidefx_train.config import CompileConfig
 from sidefx_train.errors import Location
 
 _GROWTHS = 4
@@ -34,35 +36,68 @@ class Missed(NamedTuple):
     location: Location | None
 
 
+class SpecializationState:
+    """The specialization of a step, as guard failures and failed captures change it.
+
+    Args:
+        config: options.
+        is_part: the step is the rest of another.
+
+    Attributes:
+        current: the specialization of the next capture.
+    """
+
+    def __init__(self, config: CompileConfig, is_part: bool) -> None:
+        self.current = Specialization(all_dynamic=bool(config.dynamic))
+        self._static_sizes = config.dynamic is False
+        self._is_part = is_part
+
+    def update_after(self, missed_entry: Entry, call: Call) -> Missed:
+        """Returns why an entry missed; what has changed counts as changing from now on."""
+        sizes = not self._static_sizes
+        self.current, missed = specialized_after(missed_entry, self.current, call, sizes, self._is_part)
+        return missed
+
+    def with_static_sizes(self) -> Specialization:
+        """Returns the current specialization without symbolic sizes."""
+        return replace(self.current, dynamic_sizes=frozenset(), all_dynamic=False)
+
+    def keep_sizes_static(self) -> None:
+        """Ignores changed sizes from now on: symbolic ones could not be captured or compiled."""
+        self._static_sizes = True
+
+    def assume_nothing(self) -> None:
+        """Captures no branch under a condition on a tensor from now on."""
+        self.current = replace(self.current, assumes_nothing=True)
+
+    def refetch(self, label: str) -> None:
+        """Fetches this object at every call from now on."""
+        self.current = replace(self.current, refetched=self.current.refetched | {label})
+
+
 def specialized_after(
-    newest: Entry,
-    spec: Specialization,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    sizes: bool,
-    in_part: bool,
+    newest: Entry, spec: Specialization, call: Call, sizes: bool, in_part: bool
 ) -> tuple[Specialization, Missed]:
     """Returns the next specialization, which treats what changed as changing, and the guard failure.
 
     Args:
         newest: the entry whose guards failed.
         spec: specialization of the entry.
-        args: positional arguments of the call.
-        kwargs: keyword arguments of the call.
+        call: the call.
         sizes: changed sizes may become symbolic.
         in_part: the step is the rest of another.
 
     Returns:
         The specialization, and what has changed.
     """
-    found = newest.why(args, kwargs)
+    found = newest.why(*call)
     if found is None and newest.captured.state_check.check():
-        return spec, Missed("arguments", "as captured", "different in number, names or dispatch keys", None)
+        return spec, _other_arguments(newest, call)
     if found is None:
         return spec, Missed("global state", "as captured", "changed (grad mode, autocast, threads...)", None)
     guard, value = found
     label = guard.source.label
-    changes = newest.changes(args, kwargs)
+    changes = newest.changes(*call)
     if changes.iterators:
         spec = replace(spec, native_iterators=spec.native_iterators | changes.iterators)
     if guard.kind in ("names", "code"):
@@ -82,8 +117,28 @@ def specialized_after(
         spec = replace(spec, dynamic_sizes=spec.dynamic_sizes | changes.sizes)
     elif guard.kind == "is" and _replaced(guard.value, value, in_part):
         spec = replace(spec, refetched=spec.refetched | {label})
-    old = describe(guard) if guard.kind in ("number", "absent", "no_item") else short(guard.value)
-    return spec, Missed(label, old, short(value), guard.location)
+    old = describe(guard) if guard.kind in ("number", "absent", "no_item") else _shown(guard.value)
+    return spec, Missed(label, old, _shown(value), guard.location)
+
+
+def _shown(value: Any) -> str:
+    """Returns a value as text; strings of the program in quotes."""
+    return short(repr(value) if type(value) is str else value)
+
+
+def _other_arguments(newest: Entry, call: Call) -> Missed:
+    """Returns the failure of an entry whose guards all hold, but not the check of the arguments before them."""
+    captured = newest.captured.residual
+    was, now = ((captured.positional, captured.keywords), (len(call.args), tuple(call.kwargs)))
+    if was == now:
+        return Missed("arguments", "as captured", "tensors with other dispatch keys", None)
+    return Missed("the call", _signature(*was), _signature(*now), None)
+
+
+def _signature(positional: int, keywords: tuple[str, ...]) -> str:
+    """Describes the arguments of a call."""
+    named = f" and {', '.join(f'{name}=' for name in keywords)}" if keywords else ""
+    return f"{positional} positional argument{'' if positional == 1 else 's'}{named}"
 
 
 def _replaced(old: Any, new: Any, in_part: bool) -> bool:

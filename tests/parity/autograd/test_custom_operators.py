@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 
 import pytest
 import torch
@@ -134,3 +135,19 @@ def test_no_derivative_is_asked_for():
     with torch.no_grad():
         assert float(call(torch.ones(3, requires_grad=True))) == 6.0
     assert not LOG
+
+
+def test_warnings_of_a_fake_kernel_are_not_shown():
+    @torch.library.custom_op(f"sidefx_tests::warning{next(_NUMBERS)}", mutates_args=())
+    def shifted(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    @shifted.register_fake
+    def _(x):
+        warnings.warn("a fake kernel warns", FutureWarning)
+        return torch.empty_like(x)
+
+    step = sidefx_train.compile(lambda x: shifted(x) * 2, backend="eager", fullgraph=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        assert torch.equal(step(torch.ones(3)), torch.full((3,), 4.0))

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import sidefx_train
-from tests.parity.graph_breaks.test_breaks import outside
+from tests.support.graph_breaks import outside
 
 pytestmark = pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarning")
 
@@ -69,8 +69,15 @@ def forces(wrap):
     return [at.grad, *(p.grad for p in model.parameters())]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("program", [of_a_model, through_an_inner_loop, forces], ids=lambda program: program.__name__)
+@pytest.mark.parametrize(
+    ("program", "backend"),
+    [
+        pytest.param(program, backend, marks=pytest.mark.slow if late else (), id=f"{program.__name__}-{backend}")
+        for program in (of_a_model, through_an_inner_loop, forces)
+        for backend in BACKENDS
+        for late in [backend == "inductor" and program is not through_an_inner_loop]  # the deepest of them
+    ],
+)
 def test_programs_that_train_on_gradients(program, backend):
     compare(program, backend)
 
@@ -316,7 +323,7 @@ def test_over_a_break(backend):
     compare(program, backend)
 
 
-def test_what_was_saved_and_changed_is_noticed():
+def test_saved_tensor_changed_before_the_backward_raises():
     def program(wrap):
         said = []
         for change in (lambda x, w, out: w.mul_(2), lambda x, w, out: out.mul_(2), lambda x, w, out: None):

@@ -14,12 +14,12 @@ THEN = {
     "written": "x.mul_(2)",
     "enlarged": "x.resize_(5, 4).fill_(1.5)",
     "made smaller": "x.resize_(2, 4)",
-    "turned": "x.t_()",
-    "given a dimension": "x.unsqueeze_(0)",
+    "transposed in place": "x.t_()",
+    "unsqueezed in place": "x.unsqueeze_(0)",
     "strided": "x.as_strided_((2, 2), (4, 1))",
-    "given memory": "x.data = w.detach().clone()",
-    "given memory by set_": "x.set_(w.detach().clone())",
-    "given memory of another": "x.data = w.detach()",
+    "storage replaced": "x.data = w.detach().clone()",
+    "storage replaced by set_": "x.set_(w.detach().clone())",
+    "storage of another": "x.data = w.detach()",
     "requires them again": "x.mul_(2); x.requires_grad_()",
 }
 OUTS = {
@@ -52,9 +52,9 @@ def test_as_in_eager(how, then, outs):
     check(source(*CEASES[how], THEN[then], OUTS[outs]))
 
 
-@pytest.mark.parametrize("then", ["nothing", "written", "enlarged", "turned", "given memory"])
+@pytest.mark.parametrize("then", ["nothing", "written", "enlarged", "transposed in place", "storage replaced"])
 @pytest.mark.parametrize("how", CEASES)
 def test_captured(how, then):
-    if "result" in how and then == "turned":
+    if "result" in how and then == "transposed in place":
         pytest.skip("what has a history outside is detached and turned by eager")
     assert check(source(*CEASES[how], THEN[then], OUTS["a view"])).replays == 3

@@ -124,7 +124,7 @@ def test_hooks_of_what_no_gradient_comes_to_are_not_called(step, backend, asked)
             assert want is None or torch.allclose(want, grad, rtol=1e-5, atol=1e-6)
 
 
-def test_hooks_registered_between_calls_are_noticed():
+def test_hooks_registered_between_calls_run():
     """A hook on a leaf that had none before triggers a recapture."""
     captured = sidefx_train.compile(heads, backend="aot_eager", fullgraph=True, on_failure="raise")
     leaves = [torch.ones(4, 4, requires_grad=True) for _ in range(4)]

@@ -71,7 +71,7 @@ TAKEN = {
     "scatter": lambda: torch.zeros(3).scatter_add(0, ints(2), ones(2)),
     "the two greatest integers": lambda: (ints(3) + 1).topk(2).values,
     "the second integer": lambda: (ints(3) + 1).kthvalue(2).values,
-    "the two greatest, into given tensors": lambda: torch.topk(ones(3), 2, out=(torch.empty(2), ints(2)))[0],
+    "the two greatest, with out=": lambda: torch.topk(ones(3), 2, out=(torch.empty(2), ints(2)))[0],
     "index write": lambda: torch.zeros(3).index_put((ints(2),), ones(2), accumulate=True),
 }
 

@@ -80,8 +80,21 @@ def test_one_graph(form, backend):
     granted(training(form), backend)
 
 
-@pytest.mark.parametrize("form", [skipping, raising_in_parts, asserting_a_number, difference_with_itself])
-@pytest.mark.parametrize("fused", [True, False])
+OFTEN = ((skipping, True), (skipping, False), (raising_in_parts, True), (asserting_a_number, False))
+"""Every form but ``difference_with_itself`` (its graph differs from ``skipping`` in the condition), both updates."""
+
+
+@pytest.mark.parametrize(
+    ("fused", "form"),
+    [
+        pytest.param(
+            fused, form, marks=() if (form, fused) in OFTEN else pytest.mark.slow, id=f"{fused}-{form.__name__}"
+        )
+        for fused in (True, False)
+        for form in (skipping, raising_in_parts, asserting_a_number, difference_with_itself)
+        for often in [(form, fused) in OFTEN]
+    ],
+)
 def test_inductor(form, fused):
     granted(training(form, fused=fused), "inductor")
 

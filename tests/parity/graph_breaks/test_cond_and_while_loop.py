@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 import sidefx_train
 from sidefx_train.torch_compat import while_loop
-from tests.parity.autograd.test_features import trained
 from tests.support.parity import Program, batches, mlp, parity
+from tests.support.training_steps import trained
 
 
 def plain(step, *watch) -> Program:

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import sidefx_train
-from tests.parity.autograd.test_features import trained
 from tests.support.parity import Program, batches, mlp, parity
+from tests.support.training_steps import trained
 
 BACKENDS = ("eager", "inductor")
 
@@ -52,8 +52,19 @@ def sorted_rows(x, y):
 FUNCTIONS = (products, written, written_through_a_view, written_through_an_expanded_view, sorted_rows)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+def with_backends(functions, under_inductor):
+    """Returns the pairs of a function and a backend; under Inductor, one function of each kind is not slow."""
+    return [
+        pytest.param(fn, backend, marks=pytest.mark.slow if late else (), id=f"{fn.__name__}-{backend}")
+        for fn in functions
+        for backend in BACKENDS
+        for late in [backend == "inductor" and fn not in under_inductor]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("function", "backend"), with_backends(FUNCTIONS, (products, written_through_a_view, sorted_rows))
+)
 def test_functions_of_chosen_rows(function, backend):
     parity(lambda: Program(function, batches((9, 6), classes=3)), steps=4, backend=backend)
 
@@ -77,14 +88,13 @@ def written_rows(model, x, y):
 LOSSES = (mean_over_rows, entropy_of_rows, written_rows)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("loss_of", LOSSES, ids=lambda loss_of: loss_of.__name__)
+@pytest.mark.parametrize(("loss_of", "backend"), with_backends(LOSSES, (entropy_of_rows,)))
 def test_trained_on_chosen_rows(loss_of, backend):
     parity(lambda: trained(loss_of), steps=4, backend=backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_experts_that_are_each_given_their_rows(backend):
+def test_each_expert_gets_its_rows(backend):
     def make() -> Program:
         experts, gate = nn.ModuleList(nn.Linear(6, 6) for _ in range(3)), nn.Linear(6, 3)
         optimizer = torch.optim.SGD([*experts.parameters(), *gate.parameters()], lr=0.1)
@@ -106,8 +116,7 @@ def test_experts_that_are_each_given_their_rows(backend):
     parity(make, steps=5, backend=backend)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("loss_of", LOSSES, ids=lambda loss_of: loss_of.__name__)
+@pytest.mark.parametrize(("loss_of", "backend"), with_backends(LOSSES, (written_rows,)))
 def test_backward_of_chosen_rows_outside(loss_of, backend):
     """The backward graph gets the rows as an input: there, their count is the size of an input, not unbacked."""
     torch.manual_seed(0)
@@ -127,7 +136,7 @@ def test_backward_of_chosen_rows_outside(loss_of, backend):
     assert sidefx_train.explain(compiled).fallback_count == 0
 
 
-def test_chosen_rows_beside_a_convolution():
+def test_chosen_rows_next_to_a_convolution():
     """Inductor changes convolution layouts and the strides of later views, but not for unbacked sizes."""
 
     def make() -> Program:

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.parity.autograd.test_features import refused, trained
 from tests.support.parity import Program, batches, mlp, parity
+from tests.support.training_steps import refused, trained
 
 
 def plain(step, *watch) -> Program:

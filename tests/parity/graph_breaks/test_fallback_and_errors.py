@@ -515,8 +515,8 @@ def test_a_failed_capture_of_a_step_that_handled_exceptions_is_not_repeated(hand
 
     captured = sidefx_train.compile(step, backend="eager")
     tries = []
-    capture = captured._captured_now
-    captured._captured_now = lambda *call: tries.append(call) or capture(*call)
+    capture = captured._capture_now
+    captured._capture_now = lambda *call: tries.append(call) or capture(*call)
     with pytest.warns(sidefx_train.errors.SideFXWarning, match="SFX107"):
         for _ in range(5):
             captured(torch.ones(3))

@@ -190,7 +190,7 @@ STEPS = [
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_deaths_are_noticed_in_time(step: Any) -> None:
+def test_finalizers_run_in_time(step: Any) -> None:
     assert course(sidefx_train.compile(step, backend="eager")) == course(step)
 
 
@@ -275,7 +275,7 @@ def test_what_is_taken_from_outside_is_missed(make: Any, where: str) -> None:
 
 @pytest.mark.parametrize("kind", [started, lambda log, name: Finalized(log)], ids=["generator", "object"])
 @pytest.mark.parametrize("where", ["list", "attribute", "dict"])
-def test_what_is_taken_from_outside_dies_in_the_step(kind: Any, where: str) -> None:
+def test_an_outside_object_is_finalized_in_the_step(kind: Any, where: str) -> None:
     def program() -> Any:
         lines: list[Any] = []
         kept: list[Any] = []

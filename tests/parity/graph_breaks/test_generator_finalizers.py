@@ -278,7 +278,7 @@ def sent_into(seen):
     seen.behind = seen.closed
 
 
-def given_away(seen):
+def stored_elsewhere(seen):
     one = numbers(seen)
     next(one)
     time.time()
@@ -339,7 +339,7 @@ STEPS = (
     cleaning_up_raises,
     thrown_into,
     sent_into,
-    given_away,
+    stored_elsewhere,
     gradients,
 )
 

@@ -123,7 +123,7 @@ def test_an_iterator_goes_on_after_a_break(name):
     _compare(step, lambda: [1, 2, 3, 2], list)
 
 
-def test_a_list_that_grows_while_it_is_walked():
+def test_a_list_that_gets_longer_while_it_is_iterated_over():
     def step(items, log):
         for value in map(lambda value: value * 2, items):
             time.time()
@@ -226,7 +226,7 @@ slow`` has the others, at least five seconds each."""
         for view in VIEWS
     ],
 )
-def test_walks_notice_what_is_done_to_a_table(view: str, from_outside: bool) -> None:
+def test_iterators_see_changes_of_their_dict(view: str, from_outside: bool) -> None:
     """Changes before the loop, during it, and after a break; includes the error of a changed size.
 
     Not compared: CPython's hash table after a size change that is undone after the break; a set that was changed before

@@ -293,7 +293,7 @@ def _run(make: Callable[[], Case], compiled: bool) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_change_is_noticed(name: str) -> None:
+def test_a_changed_object_fails_its_guard(name: str) -> None:
     want = _run(CASES[name], compiled=False)
     assert _run(CASES[name], compiled=True) == want
 
@@ -307,7 +307,7 @@ def test_other_registrations_do_not_matter() -> None:
     assert not compiled.report().recaptures
 
 
-def test_a_step_that_stops_notices_another_body() -> None:
+def test_a_stopped_capture_guards_the_code_it_ran() -> None:
     """A stopped capture is stored with guards, which cover the code and the defaults of the functions that ran."""
 
     def helper(value, key="a", *, by="b"):

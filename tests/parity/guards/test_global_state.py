@@ -106,7 +106,7 @@ def test_which_attention_may_be_used_is_guarded():
     assert len(captured.report().captures) == 3
 
 
-def test_a_setting_inside_the_step_is_given_back():
+def test_a_setting_inside_the_step_is_restored():
     def inside(x):
         with sdpa_kernel(SDPBackend.MATH):
             return x.sin(), cuda.flash_sdp_enabled()

@@ -69,7 +69,7 @@ def asked(x, log, place):
     connection.close()
 
 
-def told_apart(x, log, place):
+def compared_by_identity(x, log, place):
     first = same = open(place / "given")  # noqa: SIM115
     time.time()
     log.append((first is same, first in [same], {first: 1}[same]))
@@ -125,7 +125,7 @@ def temporary(x, log, place):
     log.append(pathlib.Path(name).is_dir())
 
 
-def beside(x, log, place):
+def thread_started(x, log, place):
     seen: list[int] = []
     thread = threading.Thread(target=lambda: seen.append(1))
     thread.start()
@@ -153,7 +153,22 @@ def run(does: Callable[..., None], place: pathlib.Path, captured: bool) -> tuple
 
 @pytest.mark.parametrize(
     "does",
-    [written, read, walked, hashed, asked, told_apart, kept, saved, dumped, rows, ran, copied, temporary, beside],
+    [
+        written,
+        read,
+        walked,
+        hashed,
+        asked,
+        compared_by_identity,
+        kept,
+        saved,
+        dumped,
+        rows,
+        ran,
+        copied,
+        temporary,
+        thread_started,
+    ],
     ids=lambda does: does.__name__,
 )
 def test_what_a_line_opens_costs_one_capture_of_each_part(does, tmp_path):
@@ -165,12 +180,12 @@ def test_what_a_line_opens_costs_one_capture_of_each_part(does, tmp_path):
     assert (results, texts) == want[:2]
     assert report.replays == CALLS, str(report)
     assert len(report.captures) == 1, str(report)
-    if does not in (told_apart, temporary):  # they depend on the identity of files and on their names
+    if does not in (compared_by_identity, temporary):  # they depend on the identity of files and on their names
         # Two more captures for strings that change.
         assert all(len(part.captures) <= 3 for part in report.parts), str(report)
 
 
-@pytest.mark.parametrize("does", [saved, ran, copied, beside], ids=lambda does: does.__name__)
+@pytest.mark.parametrize("does", [saved, ran, copied, thread_started], ids=lambda does: does.__name__)
 def test_a_library_call_on_files_is_one_line(does, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", sidefx_train.errors.SideFXWarning)

@@ -157,7 +157,7 @@ def test_a_guard_that_does_not_hold_at_once_leaves_the_call_to_eager(monkeypatch
     assert box == {"first": False}
 
 
-def test_beside_the_training_nothing_is_compiled_for_one_call():
+def test_background_compilation_compiles_nothing_for_one_call():
     box = {"count": 0}
 
     def step(x):

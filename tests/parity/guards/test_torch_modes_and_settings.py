@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import sidefx_train
 from sidefx_train.compile.capture.world.inlining_policy import TraceRulesPolicy
-from tests.parity.autograd.test_features import refused, trained
 from tests.support.parity import Program, batches, mlp, parity
+from tests.support.training_steps import refused, trained
 
 SEEN: list[str] = []
 

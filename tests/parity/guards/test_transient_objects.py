@@ -111,7 +111,7 @@ def variable(x, seen):
     return x * n
 
 
-def told_apart(x, seen):
+def compared(x, seen):
     def one():
         pass
 
@@ -284,7 +284,7 @@ def generator(x, seen):
 
 
 STEPS = (
-    closure, default, keyword_default, several, attribute, variable, told_apart, escaping, partial, weak, weak_and_dead,
+    closure, default, keyword_default, several, attribute, variable, compared, escaping, partial, weak, weak_and_dead,
     hook, key, mutual, decorated, differentiated, optimizer_closure, method, generator,
 )  # fmt: skip
 
@@ -336,7 +336,7 @@ def test_another_function_behind_the_break_is_another_entry():
     assert len(part.captures) == 2 and len(part.recaptures) == 1, str(compiled.report())
 
 
-def test_functions_that_came_to_be_one_are_noticed():
+def test_functions_that_become_identical_are_guarded():
     """Two functions with one code object were distinguished."""
 
     def step(x, same):
@@ -352,7 +352,7 @@ def test_functions_that_came_to_be_one_are_noticed():
         assert got.item() == (2 if same else 3) and len(table) == (1 if same else 2)
 
 
-def test_a_function_given_as_an_argument_is_captured_once_more_only():
+def test_a_new_function_as_argument_takes_one_recapture():
     """A ``lambda`` in the call of the step is a new one every time."""
 
     def step(x, fn):
@@ -368,7 +368,7 @@ def test_a_function_given_as_an_argument_is_captured_once_more_only():
     assert any("lambda" in change.old for change in report.recaptures), str(report)
 
 
-def test_a_partial_given_as_an_argument_is_captured_once_more_only():
+def test_a_new_partial_as_argument_takes_one_recapture():
     def step(x, fn):
         return fn(x) * 2
 
@@ -430,7 +430,7 @@ def _values_of_c():
 
 
 @pytest.mark.parametrize("kind", _values_of_c())
-def test_values_of_c_are_told_by_what_they_are(kind):
+def test_values_of_c_types_are_guarded_by_value(kind):
     """They are constants, and C code reads them without guards: another object is another value."""
     values, read = _values_of_c()[kind]
     compiled = sidefx_train.compile(lambda x, v: (read(v), x + 1), backend="eager")

@@ -16,7 +16,7 @@ class Box:
     pass
 
 
-def grown(*members: Any) -> set[Any]:
+def resized(*members: Any) -> set[Any]:
     """Returns a set whose table is larger than its members need, which changes their order."""
     made = set(range(100, 200)) | set(members)
     made -= set(range(100, 200))
@@ -25,7 +25,7 @@ def grown(*members: Any) -> set[Any]:
 
 PAIRS = {
     "set": ({8, 0}, {0, 8}),
-    "grown_set": ({16, 8, 3}, grown(16, 8, 3)),
+    "resized_set": ({16, 8, 3}, resized(16, 8, 3)),
     "set_of_bools": ({1, 8}, {True, 8}),
     "frozenset": (frozenset([8, 0]), frozenset([0, 8])),
     "frozenset_in_a_tuple": ((1, frozenset([8, 0])), (1, frozenset([0, 8]))),
@@ -41,7 +41,7 @@ PAIRS = {
 
 @pytest.mark.parametrize("reached_by", ["closure", "argument"])
 @pytest.mark.parametrize("name", PAIRS)
-def test_equal_values_are_told_apart(name, reached_by):
+def test_equal_values_of_different_types_are_distinguished(name, reached_by):
     first, second = PAIRS[name]
     assert first == second, "the pair is to be equal"
     box = Box()

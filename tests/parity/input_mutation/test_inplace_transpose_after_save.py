@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import sidefx_train
-from tests.fuzz.alias_run import check
-from tests.parity.views.test_alias_fuzzer_cases import source_of
+from tests.fuzz.alias_run import check, source_of
 
 _X, _W = "x = torch.arange(12.0).reshape(3, 4).sin()", "w = torch.arange(12.0).reshape(3, 4).cos().requires_grad_()"
 _LEAF = f"{_X}.requires_grad_()"
@@ -29,7 +28,7 @@ PROGRAMS = {
     "a view of one": (f"{_X}; {_W}", "v = x.sin().t().t(); return (v * w).sum(), v", "outs[1]"),
     "a view of one that leaves": (f"{_X}; {_W}", "y = x.sin(); v = y.t().t(); return (v * w).sum(), v, y", "outs[1]"),
     "a detached one": (_LEAF, "v = x.detach(); return (v * x).sum(), v", "outs[1]"),
-    "one that was given memory": (f"{_X}; {_W}", "x.data = w.data.clone(); return (x * w).sum(),", "x"),
+    "one whose storage was replaced": (f"{_X}; {_W}", "x.data = w.data.clone(); return (x * w).sum(),", "x"),
     "one that was enlarged": (f"{_X}; {_W}", "x.resize_(5, 4).fill_(1.5); return (x.max() * w).sum(),", "x"),
 }
 
@@ -37,7 +36,7 @@ PROGRAMS = {
 @pytest.mark.parametrize("then", ["", "; {0}.mul_(2)"])
 @pytest.mark.parametrize("turn", ["t_()", "unsqueeze_(0)", "as_strided_((2,), (1,))"])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_turned(name, turn, then):
+def test_metadata_mutated_after_save(name, turn, then):
     arguments, step, turned = PROGRAMS[name]
     line = f"with torch.no_grad(): {turned}.{turn}{then.format(turned)}"
     names = ", ".join(f"{part[0]!r}: {part[0]}" for part in arguments.split("; "))
@@ -62,7 +61,7 @@ WRITES = {
 @pytest.mark.parametrize("written", WRITES)
 @pytest.mark.parametrize("turn", ["transpose_(0, 1)", "unsqueeze_(0)"])
 @pytest.mark.parametrize("kind", BITS)
-def test_a_view_that_strides_do_not_describe_is_turned(kind, turn, written):
+def test_metadata_mutation_of_a_conjugate_or_negative_view(kind, turn, written):
     """Autograd drops such a view's transpose once its memory is written, and may raise for it later."""
     view_of, write = BITS[kind], WRITES[written]
 

@@ -94,7 +94,7 @@ def several(x):
     return (base * W).sum() + other.sum()
 
 
-def given_other_memory(x):
+def storage_replaced(x):
     base = x * 1
     row = base[0]
     base.data = torch.ones(4, 4).t()
@@ -110,7 +110,7 @@ def of_another_type(x):
     return (torch.view_as_real(base).reshape(4, 4) * W).sum()
 
 
-def turned_back(x):
+def transposed_back(x):
     base = x * 1
     row = base[0]
     base.t_()
@@ -119,7 +119,7 @@ def turned_back(x):
     return (base * W).sum()
 
 
-def made_after_the_turn(x):
+def made_after_the_metadata_mutation(x):
     base = x * 1
     before = base[0].sum()
     base.t_()
@@ -146,11 +146,11 @@ TURNED = [
     resized,
     unseen,
     several,
-    given_other_memory,
+    storage_replaced,
     of_another_type,
-    made_after_the_turn,
+    made_after_the_metadata_mutation,
 ]
-PLAIN = [turned_back, read_without_gradients]
+PLAIN = [transposed_back, read_without_gradients]
 
 
 def argument():
@@ -206,7 +206,7 @@ def test_the_gradient_within_the_step(step):
 
 
 @pytest.mark.parametrize("step", PLAIN, ids=lambda step: step.__name__)
-def test_turns_that_hide_nothing_are_captured(step):
+def test_metadata_mutations_that_hide_nothing_are_captured(step):
     compiled = sidefx_train.compile(step, backend="aot_eager")
     compiled(argument())
     assert compiled.report().graph_count == 1
@@ -234,7 +234,7 @@ def test_a_history_that_no_operation_asks_for(whole):
         assert alike(gradient(whole), gradient(compiled))
 
 
-def test_a_result_of_unsafe_split_turned_to_fewer_elements():
+def test_metadata_of_a_result_of_unsafe_split_mutated_to_fewer_elements():
     """Eager's gradient raises, because the base of the written view is too small for it."""
 
     def step(x):

@@ -6,19 +6,18 @@ import pytest
 import torch
 
 import sidefx_train
-from tests.fuzz.alias_run import check
-from tests.parity.views.test_alias_fuzzer_cases import source_of
+from tests.fuzz.alias_run import check, source_of
 
 _WHOLE = "torch.arange(12.0).reshape(3, 4).sin()"
 _NON_LEAF = f"x = {_WHOLE}.requires_grad_() * 1.5"
 
 # name: (arguments, step, statements afterwards)
 PROGRAMS = {
-    "turned": (_NON_LEAF, "x.t_(); return x * 2,", ""),
-    "turned, and nothing else": (_NON_LEAF, "x.t_(); return x,", "attempt('x.t_()', 'eval', outs, {'x': x})"),
-    "read before it is turned": (_NON_LEAF, "a = x.sum(0); x.t_(); return x * 2, a, x", ""),
-    "turned and written": (_NON_LEAF, "x.t_(); x.mul_(2); return x * 2,", ""),
-    "given another dimension, and a view of it": (
+    "transposed": (_NON_LEAF, "x.t_(); return x * 2,", ""),
+    "transposed, and nothing else": (_NON_LEAF, "x.t_(); return x,", "attempt('x.t_()', 'eval', outs, {'x': x})"),
+    "read before it is transposed": (_NON_LEAF, "a = x.sum(0); x.t_(); return x * 2, a, x", ""),
+    "transposed and written": (_NON_LEAF, "x.t_(); x.mul_(2); return x * 2,", ""),
+    "unsqueezed, and a view of it": (
         _NON_LEAF,
         "x.unsqueeze_(0); return x[0], x * 2",
         "attempt('x.squeeze_()', 'eval', outs, {'x': x})",
@@ -40,7 +39,7 @@ PROGRAMS = {
         "x.as_strided_((2,), (1,)); x.add_(1); return x * 3, x[1:]",
         "",
     ),
-    "a part turned, the whole written": (
+    "a part transposed, the whole written": (
         f"x = {_WHOLE}; y = x[1:]",
         "y.t_(); x.add_(1); return x * 3, y, y[1:]",
         "attempt('y.add_(1)', 'eval', outs, {'y': y})",
@@ -50,12 +49,12 @@ PROGRAMS = {
         "y.as_strided_((2,), (1,)); x.add_(1); y.mul_(3); return x * 3, y",
         "",
     ),
-    "a view made before it is turned": (
+    "a view made before it is transposed": (
         f"x = {_WHOLE}.t()",
         "a = x.swapaxes(0, -1); b = a.unsqueeze(0); x.t_(); return a, b, torch._neg_view(a)",
         "attempt('outs[0].add_(1)', 'eval', outs, {})",
     ),
-    "a view with a history made before it is turned": (
+    "a view with a history made before it is transposed": (
         _NON_LEAF,
         "a = x[0]; x.t_(); b = x[0]; return a, b, x",
         "attempt('outs[0].add_(1)', 'eval', outs, {})",
@@ -82,7 +81,12 @@ def test_program(name, backend):
     assert check(source_of(PROGRAMS[name]), backend).replays == 3
 
 
-UNDER_INDUCTOR = ("turned and written", "written, then restrided", "a part restrided, the whole written", "detached")
+UNDER_INDUCTOR = (
+    "transposed and written",
+    "written, then restrided",
+    "a part restrided, the whole written",
+    "detached",
+)
 
 
 @pytest.mark.parametrize("name", UNDER_INDUCTOR)
@@ -92,13 +96,13 @@ def test_program_under_inductor(name):
 
 EAGERS_ERRORS = {
     "detached, and saved for a backward": (_NON_LEAF, "a = x.sin(); x.detach_(); return a, x * 3", ""),
-    "turned, and saved for a backward": (_NON_LEAF, "a = x.sin(); x.t_(); return a, x", ""),
+    "transposed, and saved for a backward": (_NON_LEAF, "a = x.sin(); x.t_(); return a, x", ""),
     "a negative view of what is restrided": (
         f"{_NON_LEAF}; y = x.t()",
         "a = torch._neg_view(x); x.as_strided_((2,), (1,)); return x.view(torch.int32), a",
         "",
     ),
-    "a leaf turned": (f"x = {_WHOLE}.requires_grad_()", "x.t_(); return x * 3,", ""),
+    "a leaf transposed": (f"x = {_WHOLE}.requires_grad_()", "x.t_(); return x * 3,", ""),
 }
 
 
@@ -108,7 +112,7 @@ def test_what_eager_refuses(name, backend):
     check(source_of(EAGERS_ERRORS[name]), backend)
 
 
-def test_a_row_turned_into_a_column_keeps_the_strides_of_what_is_made_of_it():
+def test_a_row_transposed_to_a_column_keeps_the_strides_of_its_results():
     """A stride of a dimension of size 1 does not affect the memory, but the layout of computed tensors."""
 
     def step(line, row):

@@ -13,7 +13,7 @@ import sidefx_train
 W = torch.arange(9.0).reshape(3, 3)
 
 
-def transposed_beside_a_write(x):
+def transposed_next_to_a_write(x):
     view = x.view(3, 3)
     view.t_()
     x.detach().add_(1)
@@ -57,27 +57,27 @@ def squeezed(x):
     return (view * W[1]).sum()
 
 
-def only_turned(x):
+def only_transposed(x):
     view = x.view(3, 3)
     view.t_()
     return (view * W).sum()
 
 
-def turned_unseen(x):
+def transposed_without_grad(x):
     view = x.view(3, 3)
     with torch.no_grad():
         view.t_()
     return (view * W).sum()
 
 
-def turned_unseen_in_a_row(x):
+def transposed_without_grad_twice(x):
     view = (x * 1)[..., :2]
     with torch.no_grad():
         view.t_()
     return (view.reshape(-1) * torch.arange(6.0)).sum()
 
 
-def turned_in_inference_mode(x):
+def transposed_in_inference_mode(x):
     view = x.view(3, 3)
     with torch.inference_mode():
         view.transpose_(0, 1)
@@ -99,16 +99,16 @@ def no_view(x):
 
 
 STEPS = [
-    transposed_beside_a_write,
+    transposed_next_to_a_write,
     transposed_and_written,
     base_written,
     base_read,
     unsqueezed,
     squeezed,
-    only_turned,
-    turned_unseen,
-    turned_unseen_in_a_row,
-    turned_in_inference_mode,
+    only_transposed,
+    transposed_without_grad,
+    transposed_without_grad_twice,
+    transposed_in_inference_mode,
     squeezed_unseen,
     no_view,
 ]
@@ -143,14 +143,14 @@ def test_the_gradient_within_the_step(step):
         assert torch.equal(compiled(argument()), whole(argument()))
 
 
-@pytest.mark.parametrize("step", [only_turned, no_view], ids=lambda step: step.__name__)
-def test_turns_that_hide_nothing_are_captured(step):
+@pytest.mark.parametrize("step", [only_transposed, no_view], ids=lambda step: step.__name__)
+def test_metadata_mutations_that_hide_nothing_are_captured(step):
     compiled = sidefx_train.compile(step, backend="aot_eager")
     compiled(argument())
     assert compiled.report().graph_count == 1
 
 
-def test_a_view_given_other_memory_behind_a_break():
+def test_storage_of_a_view_replaced_behind_a_break():
     """Autograd regenerates the history of a view in the layout that the view has when it is read."""
 
     def step(x):

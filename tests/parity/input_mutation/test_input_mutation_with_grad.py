@@ -49,7 +49,7 @@ def unseen_by_autograd(x, w):
     return x * w
 
 
-def given_on(x, w):
+def passed_on(x, w):
     y = x.mul_(w)
     return y, y.sin()
 
@@ -62,7 +62,7 @@ STEPS = [
     what_it_saves_is_the_result,
     overwritten,
     unseen_by_autograd,
-    given_on,
+    passed_on,
 ]
 
 
@@ -137,7 +137,7 @@ def test_what_watches_the_gradient(how):
     same(eager, outcome(call, "non-leaf", prepare), exact=True)
 
 
-def test_a_later_change_of_what_the_backward_needs_is_noticed():
+def test_a_later_change_of_a_saved_tensor_raises():
     call = compiled(what_it_saves_is_the_result, "aot_eager")
     x = torch.randn(2, 3, requires_grad=True) * 1.5
     out = call(x, torch.ones(2, 3))
@@ -146,7 +146,7 @@ def test_a_later_change_of_what_the_backward_needs_is_noticed():
         out.sum().backward()
 
 
-@pytest.mark.parametrize("share", ["view", "twin"])
+@pytest.mark.parametrize("share", ["view", "detached alias"])
 def test_memory_that_others_see_is_left_to_eager(share):
     def step(x, other):
         x.mul_(2)

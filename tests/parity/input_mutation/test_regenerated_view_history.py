@@ -12,9 +12,8 @@ import pytest
 import torch
 
 import sidefx_train
-from tests.fuzz.alias_run import check
+from tests.fuzz.alias_run import check, source_of
 from tests.opinfo.compare import same_contents
-from tests.parity.views.test_alias_fuzzer_cases import source_of
 
 _WHOLE = "torch.arange(12.0).reshape(3, 4).cos()"
 _OF_A_LEAF = f"x = {_WHOLE}.requires_grad_() * 1.5"
@@ -32,13 +31,13 @@ PROGRAMS = {
         "a = y[0]; b = a * 2; y.mul_(3); c = y.sum(); return a, b, c, y",
         "",
     ),
-    "a view of another turned by as_strided_": (
+    "a view of another restrided by as_strided_": (
         f"{_OF_A_LEAF}",
         "a = x.diagonal(); b = a[1:]; c = torch.stack([b, b]); a.as_strided_((2,), (1,)); b.zero_()\n"
         "    return a.view(-1), c, b",
         "",
     ),
-    "turned by as_strided_, given other memory later": (
+    "restrided by as_strided_, its storage replaced later": (
         f"{_OF_A_LEAF}",
         "a = x.conj(); b = x.transpose(0, -1); a.as_strided_((2,), (1,)); x.set_(x.clone()); return b, x",
         "",
@@ -64,7 +63,7 @@ PROGRAMS = {
         "    b = a[1:]; c = a.swapaxes(0, -1); a.data.mul_(2); return c, c, b",
         "",
     ),
-    "a view of what is written, turned by as_strided_": (
+    "a view of what is written, restrided by as_strided_": (
         f"{_OF_A_LEAF}; y = x",
         "a = x.unflatten(0, (1, -1)); b = a.as_strided((2,), (1,)); y.neg_(); b.as_strided_((2,), (1,)); return b,",
         "attempt('torch._foreach_add_([y, outs[0]], 1)', 'eval', outs, {'y': y})",
@@ -75,7 +74,7 @@ PROGRAMS = {
         "    d = x.unfold(0, 2, 1); return d, b, c, c",
         "",
     ),
-    "turned, while what it is a view of gets a history": (
+    "unsqueezed, while its base gets a history": (
         f"x = {_WHOLE}; y = x.view(-1); z = {_WHOLE}.requires_grad_()",
         "y.unsqueeze_(0); x.add_(z); a = torch.where(y > 0, y, y); return a,",
         "",
@@ -83,7 +82,7 @@ PROGRAMS = {
 }
 
 MADE = {
-    "turned": "a = x.diagonal(); a.as_strided_((2,), (1,))",
+    "restrided": "a = x.diagonal(); a.as_strided_((2,), (1,))",
     "a view of a view": "a = x.diagonal().as_strided((2,), (1,))",
     "wider than what it is of": "a = x[0]; a.as_strided_((2, 3), (1, 2))",
     "a view": "a = x.as_strided((3,), (2,), 2)",

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import sidefx_train
-from tests.fuzz.alias_run import check
-from tests.parity.views.test_alias_fuzzer_cases import source_of
+from tests.fuzz.alias_run import check, source_of
 
 _WHOLE = "torch.arange(12.0).reshape(3, 4).sin()"
 _ROW = f"x = {_WHOLE}.requires_grad_() * 1.5; y = x[0]"
@@ -124,7 +123,7 @@ def test_program_under_inductor(name):
     assert check(source_of(PROGRAMS[name]), "inductor", close=True).replays == 3
 
 
-def test_an_argument_that_is_no_view_any_more_is_captured_anew():
+def test_an_argument_that_is_no_view_any_more_is_recaptured():
     def step(x, y):
         y.mul_(2)
         return x * y

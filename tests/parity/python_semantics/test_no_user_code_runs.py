@@ -205,7 +205,7 @@ def cached_by_state():
     return step, between, log
 
 
-def cached_beside_a_read():
+def cached_and_read():
     """The step reads the state as well, so that the cached function adds no new guard."""
     log = Log()
 
@@ -238,7 +238,7 @@ def cached_list():
 
 
 @pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarning")
-@pytest.mark.parametrize("make", [cached_by_state, cached_beside_a_read, cached_list])
+@pytest.mark.parametrize("make", [cached_by_state, cached_and_read, cached_list])
 def test_a_cache_from_outside_keeps_what_it_has(make):
     parity(make)
 
@@ -307,7 +307,7 @@ def test_dates_made_in_a_step_leave_it():
     assert parity(make, fullgraph=True).replays == 4
 
 
-def test_an_object_that_dies_in_the_step_calls_back():
+def test_an_object_finalized_in_the_step_calls_its_weakref_callback():
     """Regression: an entry of a weak dictionary remained, with a dead key."""
 
     def make():

@@ -30,12 +30,12 @@ def outside_with_a_tensor(space, k):
     return space.data[space.cut].sum(), space.cut.stop + k
 
 
-def moving(space, k):
+def sliding(space, k):
     space.kept = slice(k, k + 3)
     return space.data[space.kept].sum()
 
 
-def moving_from_before(space, k):
+def sliding_from_before(space, k):
     found = space.data[space.kept].sum() if space.kept else 0
     space.kept = slice(k, k + 3)
     return found
@@ -47,7 +47,7 @@ def compared(space, k):
 
 @pytest.mark.parametrize(
     "step",
-    [kept_tensors, kept_containers, outside_with_a_tensor, moving, moving_from_before],
+    [kept_tensors, kept_containers, outside_with_a_tensor, sliding, sliding_from_before],
     ids=lambda step: step.__name__,
 )
 def test_a_slice_has_the_bounds_that_eager_python_gives_it(step):

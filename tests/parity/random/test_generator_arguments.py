@@ -14,7 +14,7 @@ DRAWS = {
     "bernoulli": lambda x, g: torch.bernoulli(x.sigmoid(), generator=g),
     "permutation": lambda x, g: x[torch.randperm(3, generator=g)],
     "in place": lambda x, g: x.clone().normal_(generator=g),
-    "beside torch's own": lambda x, g: torch.rand(2, generator=g) + torch.rand(2) + torch.rand(2, generator=g),
+    "with torch's own": lambda x, g: torch.rand(2, generator=g) + torch.rand(2) + torch.rand(2, generator=g),
 }
 
 
@@ -27,9 +27,9 @@ def generator(seed):
 @pytest.mark.parametrize("name", DRAWS)
 def test_drawn_from_an_argument(name, backend, rng):
     """Draws from a generator argument equal eager's also where the backend draws for torch's default generator."""
-    if (backend, rng, name) == ("inductor", "fast", "beside torch's own"):
+    if (backend, rng, name) == ("inductor", "fast", "with torch's own"):
         pytest.skip("torch's own numbers are the backend's then")
-    if backend == "inductor" and name not in ("rand", "beside torch's own"):
+    if backend == "inductor" and name not in ("rand", "with torch's own"):
         pytest.skip("two of them are enough under Inductor")
     if backend == "inductor" and torch.__version__ < "2.13":
         pytest.skip("Inductor of torch 2.12 knows no generator among a graph's constants: such a step runs eagerly")

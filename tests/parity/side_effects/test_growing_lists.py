@@ -50,7 +50,7 @@ def test_end_and_length_cost_no_capture(step):
     assert report.graph_count <= 3, [r.source for r in report.recaptures]
 
 
-def test_moving_window():
+def test_sliding_window():
     report = parity(program(moving_window), steps=20, captures=None)
     assert report.graph_count <= 7, [r.source for r in report.recaptures]
 
@@ -112,7 +112,7 @@ def test_a_bounded_deque_becomes_steady():
     assert report.graph_count <= 11 and not report.breaks
 
 
-def test_the_whole_of_a_growing_list_is_read_natively():
+def test_a_growing_list_is_read_natively_as_a_whole():
     def step(x, log):
         loss = (x * 2).sum()
         log.append(loss.item())

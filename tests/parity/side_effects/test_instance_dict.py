@@ -168,7 +168,7 @@ def test_guards_do_not_run_missing():
     assert Counting.looked == 0
 
 
-def test_a_capture_that_is_given_up_makes_no_optimizer_state():
+def test_a_failed_capture_creates_no_optimizer_state():
     model = torch.nn.Linear(3, 2)
     opt = torch.optim.Adam(model.parameters())
 

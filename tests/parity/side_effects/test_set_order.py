@@ -160,7 +160,7 @@ def removes_and_adds_again() -> Any:
     return step
 
 
-def takes_turns() -> Any:
+def alternates() -> Any:
     found, calls = {8, 16, 24}, [0]
 
     def step(x, log):
@@ -203,6 +203,6 @@ def walks_over_what_it_changed() -> Any:
     return step
 
 
-@pytest.mark.parametrize("make", [removes_and_adds_again, takes_turns, empties, walks_over_what_it_changed])
+@pytest.mark.parametrize("make", [removes_and_adds_again, alternates, empties, walks_over_what_it_changed])
 def test_sets_from_outside(make: Any) -> None:
     assert course(sidefx_train.compile(make(), backend="eager"), calls=7) == course(make(), calls=7)

@@ -13,7 +13,7 @@ import sidefx_train
 from sidefx_train.errors import SideFXWarning
 
 
-def set_anew(model, x, log):
+def set_again(model, x, log):
     model.weight.seen = x.sum()
     model.weight.count = 3
     return model(x)
@@ -97,7 +97,7 @@ def taken_back(model, x, log):
 
 
 STEPS = (
-    set_anew, counted, branched, deleted, on_an_argument, lists, over_breaks, by_a_hook, with_a_history, taken_back,
+    set_again, counted, branched, deleted, on_an_argument, lists, over_breaks, by_a_hook, with_a_history, taken_back,
 )  # fmt: skip
 
 

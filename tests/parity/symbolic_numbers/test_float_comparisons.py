@@ -13,15 +13,15 @@ def branches_on_a_sum(rate, x):
     return x * 2 if rate + 0.1 + 0.2 > 0.7 else x * 3
 
 
-def tells_equal(rate, x):
+def compares_equal(rate, x):
     return x * 2 if rate + 0.1 + 0.2 == 0.7 else x * 3
 
 
-def tells_apart(rate, x):
+def compares_unequal(rate, x):
     return x * 2 if rate + 0.1 + 0.2 != 0.7 else x * 3
 
 
-@pytest.mark.parametrize("step", [branches_on_a_sum, tells_equal, tells_apart], ids=lambda step: step.__name__)
+@pytest.mark.parametrize("step", [branches_on_a_sum, compares_equal, compares_unequal], ids=lambda step: step.__name__)
 def test_a_branch_is_taken_by_the_sum_that_python_makes(step):
     """``0.4 + 0.1 + 0.2`` is 0.7, ``0.4 + (0.1 + 0.2)`` is more."""
     assert 0.4 + 0.1 + 0.2 == 0.7 < 0.4 + (0.1 + 0.2)

@@ -142,7 +142,7 @@ def test_the_error_of_an_invalid_number():
         compiled(torch.ones(3))
 
 
-def test_a_number_inside_a_new_tensor_is_not_a_decoy():
+def test_a_number_inside_a_new_tensor_is_not_a_probe():
     def step(x):
         return torch.tensor(State.value, dtype=torch.int32) + x, torch.lerp(
             torch.tensor(1.0), torch.tensor(3.0), State.value

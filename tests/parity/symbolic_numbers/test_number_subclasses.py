@@ -114,7 +114,7 @@ def results(name: str, captured: bool) -> Any:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_changing_number_beside_a_number_of_another_class(name):
+def test_a_symbolic_number_with_a_number_of_another_class(name):
     found, values, report = results(name, captured=True)
     assert (found, values) == results(name, captured=False)[:2]
     assert report.replays == 4, str(report)
@@ -122,7 +122,7 @@ def test_a_changing_number_beside_a_number_of_another_class(name):
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
-def test_a_size_beside_a_member_of_an_enumeration(dynamic):
+def test_a_size_with_a_member_of_an_enumeration(dynamic):
     def step(x, log):
         log.append((x.shape[0] == Month.FEBRUARY, Month.FEBRUARY < x.shape[0], x.shape[0] in (1, FEBRUARY)))
         return x.sum()

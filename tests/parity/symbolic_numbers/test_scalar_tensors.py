@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
-from tests.parity.autograd.test_features import trained
 from tests.support.parity import Program, batches, mlp, parity
+from tests.support.training_steps import trained
 
 # ---------------------------------------------------------------------- conditions of a step on its counter
 DECISIONS = {

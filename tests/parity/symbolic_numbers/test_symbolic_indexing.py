@@ -74,7 +74,7 @@ def passes_zero(space, k):
     return space.rows[k - 3].sum()
 
 
-def beside_tensors(space, k):
+def with_tensors(space, k):
     return space.rows[k % 3, torch.tensor([0, 1])], space.rows[[k % 3, 1]], space.rows[k % 3][space.rows[0] > 3]
 
 
@@ -90,7 +90,7 @@ def past_the_end_and_caught(space, k):
 
 
 @pytest.mark.parametrize(
-    "step", [passes_zero, beside_tensors, past_the_end, past_the_end_and_caught], ids=lambda step: step.__name__
+    "step", [passes_zero, with_tensors, past_the_end, past_the_end_and_caught], ids=lambda step: step.__name__
 )
 def test_other_indices_give_what_eager_gives(step):
     graphs_for(step, make)

@@ -51,7 +51,7 @@ def of_tensors(space, k):
     return torch.tensor([x.sum(), 2.0]), torch.tensor([x[0].double(), k]), torch.tensor([x.max().half()])
 
 
-def learned(space, k):
+def differentiated_leaf(space, k):
     weight = torch.tensor([k * 0.5], requires_grad=True)
     (weight * weight).sum().backward()
     return weight.grad, weight.is_leaf
@@ -64,7 +64,16 @@ def filled(space, k):
 
 @pytest.mark.parametrize(
     "step",
-    [of_counters, of_floats, large_integers, by_other_names, normalised_returns, of_tensors, learned, filled],
+    [
+        of_counters,
+        of_floats,
+        large_integers,
+        by_other_names,
+        normalised_returns,
+        of_tensors,
+        differentiated_leaf,
+        filled,
+    ],
     ids=lambda step: step.__name__,
 )
 def test_changing_numbers_take_no_further_capture(step):

@@ -45,7 +45,8 @@ def test_optimizer(name):
     parity(lambda: train(name), captures=2 if name in FIRST_STEP_DIFFERS else 1)
 
 
-@pytest.mark.parametrize("name", ["sgd_nesterov", "adam", "adamw", "adamw_fused"])
+# AdamW is Adam with another weight decay.
+@pytest.mark.parametrize("name", ["sgd_nesterov", pytest.param("adam", marks=pytest.mark.slow), "adamw", "adamw_fused"])
 def test_optimizer_inductor(name):
     parity(lambda: train(name), backend="inductor")
 

@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, parametrize
 
-from tests.parity.autograd.test_features import trained
 from tests.support.parity import Program, mlp, parity
+from tests.support.training_steps import trained
 
 
 def cross_entropy(model, x, y):

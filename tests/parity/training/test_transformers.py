@@ -99,7 +99,9 @@ def test_model(make):
     parity(make, steps=4)
 
 
-@pytest.mark.parametrize("make", [bert_classifier, llama], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make", [bert_classifier, pytest.param(llama, marks=pytest.mark.slow)], ids=lambda make: make.__name__
+)
 def test_compiled_model(make, monkeypatch):
     """Regression: BERT's masks were read before they were drawn, and gave NaN; the eager backend does not reorder."""
     for name, size in {"hidden_size": 48, "num_attention_heads": 4, "intermediate_size": 96}.items():

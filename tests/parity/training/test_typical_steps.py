@@ -430,7 +430,7 @@ def test_gradient_scaler_skips_a_step_with_infinities():
     assert not report.fallbacks and not any(part.fallbacks for part in report.parts)
 
 
-def test_progress_bar_read_after_it_has_moved():
+def test_progress_bar_read_after_an_update():
     """Its call runs after the graph, and later reads in the step see the call's effects."""
     tqdm = pytest.importorskip("tqdm", reason="progress bars of tqdm")
 
@@ -450,7 +450,7 @@ def test_progress_bar_read_after_it_has_moved():
     assert {record.code for record in report.breaks} == {"SFX103"}, str(report)
 
 
-def test_progress_bar_that_is_only_moved():
+def test_progress_bar_that_is_only_updated():
     tqdm = pytest.importorskip("tqdm", reason="progress bars of tqdm")
 
     def body(model, optimizer):

@@ -30,7 +30,7 @@ def disjoint_parts():
     return x[:1], x[1:]
 
 
-def turned():
+def transposed():
     x = fresh()
     return x, x.t()
 
@@ -74,7 +74,7 @@ def write_a_view(x, y):
     return x.clone()
 
 
-INPUTS = [whole_and_part, overlapping_parts, disjoint_parts, turned, interleaved, another_type, same_twice]
+INPUTS = [whole_and_part, overlapping_parts, disjoint_parts, transposed, interleaved, another_type, same_twice]
 
 
 CASES = [(s, i, b) for s in (write_first, write_both, write_a_view) for i in INPUTS for b in ("eager", "aot_eager")]
@@ -108,7 +108,7 @@ def test_a_complex_view_of_another_argument(backend):
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_another_arrangement_is_noticed(backend):
+def test_another_aliasing_of_inputs_gets_its_own_graph(backend):
     call = sidefx_train.compile(write_first, backend=backend)
     arrangements = [
         whole_and_part,
@@ -164,7 +164,7 @@ def test_a_write_through_data_is_not_counted():
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_an_input_is_turned_and_moved(backend):
+def test_metadata_of_an_input_mutated_and_data_written(backend):
     def step(x, y):
         x.unsqueeze_(0)
         x.mul_(2)

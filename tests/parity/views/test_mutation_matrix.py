@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fuzz.alias_run import check
-from tests.parity.views.test_alias_fuzzer_cases import source_of
+from tests.fuzz.alias_run import check, source_of
 
 _X, _W = "torch.arange(12.0).reshape(3, 4).sin()", "w = torch.arange(12.0).reshape(3, 4).cos().requires_grad_()"
 KINDS = {
@@ -43,7 +42,7 @@ SHARED = {
     "a part": f"x = {_X}; y = x[1:]",
     "parts that overlap": f"{_B}; x = b[0:12].view(3, 4); y = b[4:16].view(3, 4)",
     "parts of a result": f"{_B}.requires_grad_() * 1; x = b[0:12].view(3, 4); y = b[4:16].view(3, 4)",
-    "turned": f"x = {_X}; y = x.t()",
+    "transposed": f"x = {_X}; y = x.t()",
     "detached": f"x = {_X}.requires_grad_() * 1; y = x.detach()",
     "data": f"x = {_X}; y = x.data",
     "integers": f"x = {_X}; y = x.view(torch.int32)",

@@ -57,7 +57,7 @@ def test_views_of_a_row(backend, write):
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("write", [True, False], ids=["written", "read"])
-def test_a_row_that_moves_in_its_memory(backend, write):
+def test_a_row_at_another_storage_offset(backend, write):
     """Regression: a view of an input was created at the offset of the first call."""
 
     def step(box, x):

@@ -15,11 +15,11 @@ def engine(given: list[Contribution]) -> list[int]:
     around = {which for which, _ in late}
     made: list[tuple[str, int]] = []
     for node in range(max(each.node for each in given) + 1):
-        made += [("detour", which) for which, before in late if before == node]
+        made += [("ordering", which) for which, before in late if before == node]
         made.append(("node", node))
     added: list[int] = []
     for kind, number in reversed(made):
-        if kind == "detour":
+        if kind == "ordering":
             added.append(given[number].place)
         else:
             added += [each.place for i, each in enumerate(given) if each.node == number and i not in around]
@@ -34,6 +34,6 @@ def test_in_the_order_of_the_backward(seed: int) -> None:
     assert engine(given) == sorted(places, reverse=True)
 
 
-def test_nothing_takes_a_detour_without_need() -> None:
+def test_nothing_is_reordered_without_need() -> None:
     assert not accumulated_too_early([Contribution(9, 2), Contribution(8, 2), Contribution(5, 1), Contribution(3, 0)])
     assert accumulated_too_early([Contribution(9, 1), Contribution(5, 0), Contribution(3, 1)]) == [(2, 0)]

@@ -39,7 +39,7 @@ def test_ratios_are_of_the_same_round():
     assert ours.correct and ours.graphs == 1, ours
 
 
-def test_ratios_are_of_turns_beside_each_other():
+def test_ratios_compare_adjacent_rounds():
     runs = [run("eager", 0, 1.0, slices=[1.0, 8.0, 2.0]), run("sidefx", 0, 1.0, slices=[0.5, 4.0, 1.5])]
     _, ours = summarize(PLAN, runs)
     assert ours.ratio == 2.0 and ours.step_s == 1.5 and ours.step_min_s == 0.5, ours
@@ -146,7 +146,7 @@ for i, line in enumerate(sys.stdin):
 """
 
 
-def test_processes_take_turns_and_end_alone(tmp_path, monkeypatch):
+def test_processes_alternate_and_end_alone(tmp_path, monkeypatch):
     names = ["eager", "early", "late", "silent", "odd", "sidefx"]
 
     def start(plan, workload, contender, index, folder):
@@ -200,7 +200,7 @@ def test_guard_cost_is_per_parameter():
     assert found.parameters == (10, 100) and 0 < found.seconds[0] < found.seconds[1]
 
 
-def test_imports_before_a_first_step_are_told():
+def test_imports_before_a_first_step_are_reported():
     from sidefx_train.bench import imports
 
     text = str(imports.ImportCost(1.0, 1.25, 0.75))

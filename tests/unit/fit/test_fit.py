@@ -110,7 +110,7 @@ def test_lightning_module(interval):
     assert all(entry["twice"] == pytest.approx(2 * entry["loss"], rel=1e-5) for entry in ours.history), "self.log"
 
 
-def test_lightning_module_can_be_given_to_a_trainer_afterwards():
+def test_lightning_module_can_be_trained_by_a_trainer_afterwards():
     model = Lit()
     fit(model, tensors(), compile=False, progress=False)
     assert model._fabric is None and model.hooks == ["epoch end"] and model.seen == 96, "the module was left attached"

@@ -42,7 +42,7 @@ def test_fused_update_and_its_counters_move_behind_the_graph() -> None:
     assert sorted(graph.mutated) == statistics
 
 
-def test_fused_update_can_be_taken_apart() -> None:
+def test_fused_update_can_be_decomposed() -> None:
     graph = functionalize(step(lambda p: torch.optim.AdamW(p, fused=True)), tensor_scalars=True, keep_fused=False)
     assert graph.tail == () and not any("fused" in t for t in targets(graph))
     assert len(graph.packed) == 1
@@ -135,7 +135,7 @@ def test_number_without_a_tensor_form_is_refused() -> None:
         call_with_scalars(torch.ops.aten.cumsum.default, (torch.randn(3), TensorScalar(torch.tensor(0.0))), {}, None)
 
 
-def test_convolutions_turn_images_once() -> None:
+def test_convolutions_convert_images_to_channels_last_once() -> None:
     def fn(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> Any:
         return F.conv2d(F.relu(F.conv2d(x, w)), v).sum()
 

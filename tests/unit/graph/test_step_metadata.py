@@ -91,7 +91,7 @@ def in_inference(x):
         x.mul_(2)
 
 
-def turn(x):
+def transpose_in_place(x):
     x.t_()
 
 
@@ -116,7 +116,7 @@ def partly_hidden(x):
     hidden(x)
 
 
-def set_anew(x):
+def set_to_new_storage(x):
     x.set_(torch.ones(4))
 
 
@@ -143,7 +143,7 @@ def begin(x):
         (write, lambda: torch.ones(2, 3), {"leaf", "mutates_data"}),
         (hidden, leaf, {"leaf", "requires_grad", "mutates_data", "mutation_hidden"}),
         (in_inference, lambda: torch.ones(2, 3), {"leaf", "mutates_data", "mutation_hidden", "mutation_in_inference"}),
-        (turn, lambda: torch.ones(2, 3), {"leaf", "mutates_metadata"}),
+        (transpose_in_place, lambda: torch.ones(2, 3), {"leaf", "mutates_metadata"}),
         (grow, lambda: torch.ones(2, 3), {"leaf", "mutates_metadata", "resizes_storage"}),
         (shrink, lambda: torch.ones(2, 3), {"leaf", "mutates_metadata"}),
         (ask, lambda: torch.ones(2, 3), {"leaf", "changes_requires_grad"}),
@@ -151,7 +151,7 @@ def begin(x):
         (begin, lambda: torch.ones(2, 3), {"leaf", "mutates_data", "updates_history"}),
         (cease, leaf, {"leaf", "requires_grad", "changes_requires_grad"}),
         (partly_hidden, lambda: torch.ones(2, 3), {"leaf", "mutates_data"}),
-        (set_anew, lambda: torch.ones(2, 3), {"leaf", "mutates_metadata", "replaces_storage"}),
+        (set_to_new_storage, lambda: torch.ones(2, 3), {"leaf", "mutates_metadata", "replaces_storage"}),
         (other_data, leaf, {"leaf", "requires_grad", "replaces_storage"}),
         (both_at_once, lambda: torch.ones(2, 3), {"leaf", "mutates_data", "mutates_metadata"}),
     ],

@@ -40,10 +40,10 @@ def chosen(monkeypatch, tmp_path):
         yield
 
 
-def computed(q, k, v, grad, causal, scale, turned=7):
+def computed(q, k, v, grad, causal, scale, heads_last=7):
     """Returns the result, the logarithms to the base 2, and the gradients."""
-    out, sums = torch.ops.sidefx.attention(q, k, v, causal, scale, turned & 1)
-    return out, sums, *torch.ops.sidefx.attention_backward(grad, q, k, v, out, sums, causal, scale, turned)
+    out, sums = torch.ops.sidefx.attention(q, k, v, causal, scale, heads_last & 1)
+    return out, sums, *torch.ops.sidefx.attention_backward(grad, q, k, v, out, sums, causal, scale, heads_last)
 
 
 def wanted_of(q, k, v, grad, causal, scale):
@@ -91,15 +91,15 @@ def test_results_and_gradients_are_those_of_float64(rows, heads, queries, keys, 
     assert all(torch.equal(a, b) for a, b in zip(have, again, strict=True)), "from run to run"
 
 
-@pytest.mark.parametrize("turned", range(8))
-def test_what_is_made_lies_as_asked_for(turned):
+@pytest.mark.parametrize("heads_last", range(8))
+def test_what_is_made_lies_as_asked_for(heads_last):
     torch.manual_seed(0)
     q, k, v, grad = (laid_out(2, 3, n, 20, "packed") for n in (9, 11, 11, 9))
-    have, want = computed(q, k, v, grad, True, 0.3, turned), computed(q, k, v, grad, True, 0.3)
+    have, want = computed(q, k, v, grad, True, 0.3, heads_last), computed(q, k, v, grad, True, 0.3)
     for i, (a, b) in enumerate(zip((have[0], *have[2:]), (want[0], *want[2:]), strict=True)):
         assert torch.equal(a, b)
-        is_turned = turned & 1 if i == 0 else turned >> (i - 1) & 1
-        assert (a.transpose(1, 2) if is_turned else a).is_contiguous()
+        is_heads_last = heads_last & 1 if i == 0 else heads_last >> (i - 1) & 1
+        assert (a.transpose(1, 2) if is_heads_last else a).is_contiguous()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -212,7 +212,7 @@ class Mixer(nn.Module):
         q, k, v = (t.view(rows, t.shape[1], 4, 5).transpose(1, 2) for t in (q, k, v))
         if self.how == "contiguous":
             q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-        if self.how == "turned":
+        if self.how == "heads_last":
             q, k = (torch.cat([t[..., 2:], -t[..., :2]], -1) * 0.9 + t for t in (q, k))
         y = F.scaled_dot_product_attention(q, k, v, **self.settings)
         return self.out(y.transpose(1, 2).reshape(rows, length, 20))
@@ -248,8 +248,8 @@ def both(make, **options):
 
 EVERY_LAYOUT = [
     # The tests above run the kernel with every setting in every layout: ``make slow`` has the other steps.
-    pytest.param(how, settings, marks=pytest.mark.slow if settings and how in ("contiguous", "turned") else ())
-    for how in ("packed", "contiguous", "turned", "cross")
+    pytest.param(how, settings, marks=pytest.mark.slow if settings and how in ("contiguous", "heads_last") else ())
+    for how in ("packed", "contiguous", "heads_last", "cross")
     for settings in ({}, {"causal": False}, {"scale": 0.7})
 ]
 
@@ -277,7 +277,7 @@ def test_layers_share_parts(chosen):
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize("how", ["packed", "turned"])
+@pytest.mark.parametrize("how", ["packed", "heads_last"])
 def test_a_step_in_bfloat16(chosen, autocast, how):
     make = lambda: Mixer(how) if autocast else Mixer(how).bfloat16()  # noqa: E731
     want, have, run = both(make, autocast=autocast)
@@ -400,7 +400,7 @@ def test_a_caller_of_attention_needs_no_header_of_torchs():
     assert header_free_wrapper(kernels_called(calls) + calls) is not None
 
 
-class Unturned(nn.Module):
+class HeadsFirst(nn.Module):
     """Splits heads without a transpose; with as many heads as positions, the shapes equal those with one."""
 
     def __init__(self):
@@ -413,10 +413,10 @@ class Unturned(nn.Module):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True).reshape(rows, length, width)
 
 
-def test_gradients_are_not_joined_where_nothing_was_turned(chosen):
+def test_gradients_are_not_joined_without_transposed_heads(chosen):
     torch.manual_seed(0)
     x = torch.randn(2, 8, 32)
-    have, want = Unturned(), Unturned()
+    have, want = HeadsFirst(), HeadsFirst()
     have.load_state_dict(want.state_dict())
 
     def step_of(model):

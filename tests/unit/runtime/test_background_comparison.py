@@ -85,7 +85,7 @@ def test_the_worker_compares_and_training_does_not(compared_here):
     (text,) = verification(found[2])
     assert text.startswith("equal") and "in the background" in text
     assert not compared_here
-    (entry,) = found[2]._entries
+    (entry,) = found[2]._cache.entries
     assert not isinstance(entry.replay.__globals__["run"], Proving), "replays pay for the comparison"
 
 

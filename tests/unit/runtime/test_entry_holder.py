@@ -76,7 +76,7 @@ def test_models_as_arguments(backend):
         assert len(alive(refs)) == len(refs)
         del model, optimizer
         assert alive(refs) == []
-    assert not step._replays and step._newest is None
+    assert not step._replays and step._cache.newest is None
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -237,7 +237,7 @@ def test_a_step_that_cannot_be_captured():
     with pytest.warns(sidefx_train.errors.SideFXWarning):
         for _ in range(3):
             step(model, batch())
-    assert step._stopped and step._stopped[0].holds is not None, "the test is for the guard of a stop"
+    assert step._limits.stops and step._limits.stops[0].holds is not None, "the test is for the guard of a stop"
     refs = watched(model)
     del model
     assert alive(refs) == []
@@ -296,7 +296,7 @@ def test_captures_that_do_not_pay_count():
 
 
 def test_captures_that_pay_do_not_count(monkeypatch):
-    monkeypatch.setattr("sidefx_train.compile.runtime.compiled_step._PAYS", 3)
+    monkeypatch.setattr("sidefx_train.compile.runtime.entry_cache._AMORTIZED_AFTER", 3)
     step = sidefx_train.compile(train_step, backend="eager", recapture_limit=3)
     for _ in range(6):
         model, optimizer = make()
@@ -339,7 +339,7 @@ def test_until_the_native_module_is_built(monkeypatch):
     assert type(step._replays[0]) is entry_holder.PlainHolder
     there = True
     step(model, optimizer, batch())
-    assert type(step._replays[0]) is not entry_holder.PlainHolder and step._last is step._replays[0]
+    assert type(step._replays[0]) is not entry_holder.PlainHolder and step._cache.newest_holder is step._replays[0]
     captured_only(step, 4)
     refs = watched(model, optimizer)
     del model, optimizer
@@ -361,7 +361,7 @@ def test_a_holder_alone():
         native.entry_holder(replay)
 
 
-def test_beside_the_training():
+def test_background_compilation():
     step = sidefx_train.compile(train_step, backend="eager", warmup="background")
     model, optimizer = make()
     for _ in range(6):

@@ -97,7 +97,7 @@ backend = sys.argv[1]
 kept = sidefx_train.compile(update, backend=backend)
 
 def one_step_for_all():
-    kept._short_lived.clear()
+    kept._cache.unamortized.clear()
     run(kept, 3, *made())
     kept._report.captures.clear()
     kept._report.recaptures.clear()

@@ -116,7 +116,7 @@ def test_an_error_in_a_caller_is_raised_and_what_it_held_is_freed(empty_cache: P
     assert a._use_count() == before
 
 
-def test_a_caller_that_the_lean_source_does_not_fit_is_compiled_with_torchs_header(
+def test_a_wrapper_that_header_free_source_does_not_fit_is_compiled_with_torchs_header(
     empty_cache: Path, headers_read: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build_library, "header_free_wrapper", lambda caller: "#error not enough\n")
@@ -165,7 +165,7 @@ def test_steps_of_linear_indices_are_what_inductor_finds() -> None:
     assert [compat.linear_step(index, x) for index in others] == [None] * len(others)
 
 
-def test_steps_of_limited_indices_are_no_numbers_and_those_beside_them_are() -> None:
+def test_steps_of_limited_indices_are_no_numbers_and_those_next_to_them_are() -> None:
     from torch._inductor.codegen.cpp import stride_at_vec_range
     from torch.utils._sympy.functions import Max, Min
 

@@ -67,9 +67,9 @@ def expand_attention(module: fx.GraphModule, fake_mode: Any, threads: int) -> tu
     native: dict[fx.Node, bool] = {}
     asked = {node: _key(node, threads) for node in found if _fits(node)}
     known = timings({key: _task(node, threads) for node, key in asked.items()})
-    ways = {key: fastest(known.get(key, {}), "fused") for key in asked.values()}
+    candidates = {key: fastest(known.get(key, {}), "fused") for key in asked.values()}
     for node, key in asked.items():
-        way = ways[key]
+        way = candidates[key]
         if way in ("products", "tiles"):
             weights[node] = _Expansion(module.graph, node, fake_mode).forward()
         elif way == "wide":
@@ -96,12 +96,13 @@ def expand_attention(module: fx.GraphModule, fake_mode: Any, threads: int) -> tu
     if weights or wide or native:
         module.graph.lint()
         module.recompile()
-    told = [f"{len(weights)} of {len(found)} attentions as matrix products"] if weights else []
-    told += [f"{len(native)} of {len(found)} attentions by the native module"] if native else []
-    told += [f"{len(wide)} of {len(found)} attentions in float32"] if wide else []
+    notes = [f"{len(weights)} of {len(found)} attentions as matrix products"] if weights else []
+    notes += [f"{len(native)} of {len(found)} attentions by the native module"] if native else []
+    notes += [f"{len(wide)} of {len(found)} attentions in float32"] if wide else []
     counts = Counter(asked.values())
-    return "; ".join(told), [
-        ChoiceRecord(key.partition(": ")[2], counts[key], threads, way, known.get(key, {})) for key, way in ways.items()
+    return "; ".join(notes), [
+        ChoiceRecord(key.partition(": ")[2], counts[key], threads, way, known.get(key, {}))
+        for key, way in candidates.items()
     ]
 
 
@@ -188,7 +189,7 @@ def _measure(
             for result in fused(*[t.float() for t in given]):
                 result.to(given[0].dtype)
 
-        def apart(multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        def decomposed(multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
             q, k, v, g = (t.float().reshape(rows * heads, length, width) for t in given)
             weights = torch.softmax(multiply(q, k.transpose(1, 2)).add_(mask), -1)
             results = [multiply(weights, v), multiply(weights.transpose(1, 2), g)]
@@ -201,16 +202,16 @@ def _measure(
         def tiles(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
             return products_out_of(a, b, out=torch.empty(a.shape[0], a.shape[1], b.shape[2]))
 
-        ways: dict[str, Callable[[], Any]] = {"fused": lambda: fused(*given)}
+        candidates: dict[str, Callable[[], Any]] = {"fused": lambda: fused(*given)}
         if attention_module() is not None:
-            ways["native"] = native
+            candidates["native"] = native
         if dtype != "float32":
-            ways["wide"] = wide
+            candidates["wide"] = wide
         if may_be_padded:
-            ways["products"] = lambda: apart(torch.bmm)
+            candidates["products"] = lambda: decomposed(torch.bmm)
             if products_module() is not None:
-                ways["tiles"] = lambda: apart(tiles)
-        return ways
+                candidates["tiles"] = lambda: decomposed(tiles)
+        return candidates
 
     return measured(candidates, _operations([rows, heads, length, width], keys), threads)
 

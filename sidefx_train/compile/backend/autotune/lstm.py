@@ -19,7 +19,7 @@ from torch import fx
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend.autotune.timing import MEASURES, Task, fastest, measured, timings
-from sidefx_train.compile.graph.fx_utils import emit
+from sidefx_train.compile.graph.fx_utils import emit, erase_unused, static_cpu_shape
 from sidefx_train.compile.native import lstm_module
 from sidefx_train.compile.ops.registration import define_operator
 from sidefx_train.report import ChoiceRecord
@@ -180,8 +180,8 @@ def choose_layers(module: fx.GraphModule, fake_mode: Any, threads: int) -> tuple
     layers = {layer: _task(layer, threads) for node in found if (layer := _layer(node)) is not None}
     tasks: dict[str, Task] = dict(layers.values())
     known = timings(tasks)
-    ways = {key: fastest(known.get(key, {}), "onednn") for key in tasks}
-    chosen = [layer for layer, (key, _) in layers.items() if ways[key] == "native"]
+    candidates = {key: fastest(known.get(key, {}), "onednn") for key in tasks}
+    chosen = [layer for layer, (key, _) in layers.items() if candidates[key] == "native"]
     for layer in chosen:
         _rewrite(module.graph, layer, fake_mode)
     if chosen:
@@ -190,7 +190,8 @@ def choose_layers(module: fx.GraphModule, fake_mode: Any, threads: int) -> tuple
     note = f"{len(chosen)} of {len(found)} recurrent layers by the native module" if chosen else ""
     counts = Counter(key for key, _ in layers.values())
     return note, [
-        ChoiceRecord(key.partition(": ")[2], counts[key], threads, way, known.get(key, {})) for key, way in ways.items()
+        ChoiceRecord(key.partition(": ")[2], counts[key], threads, way, known.get(key, {}))
+        for key, way in candidates.items()
     ]
 
 
@@ -235,10 +236,7 @@ def _is_taken(position: int, has_biases: Any) -> bool:
 
 def _shape(given: Any) -> list[int] | None:
     """Returns the static sizes of a float32 CPU tensor."""
-    value = given.meta.get("val") if isinstance(given, fx.Node) else None
-    if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or value.dtype != torch.float32:
-        return None
-    return list(value.shape) if all(isinstance(size, int) for size in value.shape) else None
+    return static_cpu_shape(given, torch.float32)
 
 
 def _result(node: fx.Node, index: int) -> fx.Node | None:
@@ -264,7 +262,7 @@ def _rewrite(graph: fx.Graph, layer: _Layer, fake_mode: Any) -> None:
         made = call(torch.ops.sidefx.lstm_backward.default, *given)
         _replace(layer.backward, {i: call(operator.getitem, made, i) for i in range(7)})
     for node in dict.fromkeys((x, hx, cx)):
-        _forget(graph, node)
+        erase_unused(node)
 
 
 def _replace(node: fx.Node, results: dict[int, fx.Node]) -> None:
@@ -289,12 +287,3 @@ def _state(given: Any) -> Any:
     while node.target in (aten.select.int, aten.slice.Tensor, aten.view.default, aten.expand.default):
         node = node.args[0]
     return None if node.target is aten.full.default and node.args[1] == 0 else given
-
-
-def _forget(graph: fx.Graph, node: Any) -> None:
-    """Erases an unused node, and the inputs that only it used."""
-    if node.op == "call_function" and not node.users:
-        used = node.all_input_nodes
-        graph.erase_node(node)
-        for each in used:
-            _forget(graph, each)

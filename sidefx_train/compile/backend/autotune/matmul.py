@@ -95,15 +95,15 @@ def _measure(left: Any, right: Any, threads: int, dtype: str = "float32") -> dic
     def candidates() -> dict[str, Callable[[], Any]]:
         x, y = (_stored(*layout, dtype=getattr(torch, dtype)) for layout in (left, right))
         out = x.new_empty(*x.shape[:-1], y.shape[-1])
-        ways: dict[str, Callable[[], Any]] = {_USUAL[x.dtype]: lambda: torch.matmul(x, y, out=out)}
+        candidates: dict[str, Callable[[], Any]] = {_USUAL[x.dtype]: lambda: torch.matmul(x, y, out=out)}
         able = torch.backends.mkldnn.is_available() and (x.dtype != torch.bfloat16 or compat.multiplies_narrow())
         if able and x.dim() == 2:
-            ways["onednn"] = lambda: _linear(x, y.t(), None)
+            candidates["onednn"] = lambda: _linear(x, y.t(), None)
         native = products_module()
         if native is not None:
             numbers = _numbers(x, y, 0, out, 0)
-            ways["tiles"] = lambda: native.product(*numbers)
-        return ways
+            candidates["tiles"] = lambda: native.product(*numbers)
+        return candidates
 
     return measured(candidates, 2.0 * math.prod(part), threads)
 
@@ -188,14 +188,14 @@ def choose_products(module: fx.GraphModule, threads: int) -> tuple[str, list[Cho
     won = {kind: Counter[str]() for kind in kinds.values()}
     for key, times in known.items():
         won[kinds[key]][fastest(times, _USUAL[kinds[key][1]])] += work[key] if times else 0
-    ways: dict[str, str] = {}
+    candidates: dict[str, str] = {}
     for key in tasks:
         usual, others = _USUAL[kinds[key][1]], won[kinds[key]].most_common(1)
         # At the time limit: like most of the work of this kind.
-        ways[key] = fastest(known.get(key, {}), usual) if key in known or not others else others[0][0]
+        candidates[key] = fastest(known.get(key, {}), usual) if key in known or not others else others[0][0]
     chosen: Counter[str] = Counter()
     for node, (a, _, _) in found:
-        usual, way = _USUAL[a.meta["val"].dtype], ways[asked[node]]
+        usual, way = _USUAL[a.meta["val"].dtype], candidates[asked[node]]
         operands = _candidate(node)  # current operands: one may be a product that was replaced
         if way == usual or operands is None:
             continue
@@ -208,7 +208,7 @@ def choose_products(module: fx.GraphModule, threads: int) -> tuple[str, list[Cho
     notes = [f"{count} of {len(found)} matrix products by {_NAMES[way]}" for way, count in chosen.items()]
     counts = Counter(asked.values())
     return "; ".join(notes), [
-        ChoiceRecord(shown[key], counts[key], threads, way, known.get(key, {})) for key, way in ways.items()
+        ChoiceRecord(shown[key], counts[key], threads, way, known.get(key, {})) for key, way in candidates.items()
     ]
 
 

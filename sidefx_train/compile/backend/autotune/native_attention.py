@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from sidefx_train.compile.graph.fx_utils import emit
+from sidefx_train.compile.graph.fx_utils import emit, erase_unused
 from sidefx_train.compile.native import attention_module
 from sidefx_train.compile.ops.registration import define_operator
 
@@ -123,7 +123,7 @@ def write_into(node: fx.Node, fake_mode: Any, backward: bool, causal: bool) -> N
         if joined is not None:
             made = call(torch.ops.sidefx.attention_backward_joined.default, *taken, *how)
             joined.replace_all_uses_with(made)
-            _forget(graph, joined)
+            erase_unused(joined)
             return
         tensors = 3 if backward else 1
         heads_last = sum(_is_heads_last(node.meta["val"][i]) << i for i in range(tensors))
@@ -151,7 +151,7 @@ def _joined(node: fx.Node) -> fx.Node | None:
         while len(last.users) == 1 and (after := next(iter(last.users))).target is not aten.cat.default:
             if not _moves(after, [rows, length, heads, width], [rows, length, heads * width]):
                 return None
-            last, rounds = after, rounds + (after.target in _TURNS)
+            last, rounds = after, rounds + (after.target in _TRANSPOSES)
         if rounds != 1:  # with as many heads as positions, shapes are ambiguous
             return None
         if len(last.users) != 1 or list(last.meta["val"].shape) != [rows, length, heads * width]:
@@ -165,13 +165,13 @@ def _joined(node: fx.Node) -> fx.Node | None:
     return reader if reader.args[0] == [parts[i] for i in range(3)] and dim in (2, -1) else None
 
 
-_TURNS = (aten.permute.default, aten.transpose.int)
+_TRANSPOSES = (aten.permute.default, aten.transpose.int)
 
 
 def _moves(node: fx.Node, heads_last: list[int], flat: list[int]) -> bool:
     """Returns True for a transpose of heads and positions, a contiguous copy, and a merge of heads."""
     value = node.meta["val"]
-    if node.target in _TURNS:
+    if node.target in _TRANSPOSES:
         before = node.args[0].meta["val"]  # type: ignore[union-attr]
         dims = [0, 2, 1, 3] if node.target is aten.transpose.int else list(node.args[1])  # type: ignore[arg-type]
         swapped = node.target is aten.permute.default or sorted(d % 4 for d in node.args[1:]) == [1, 2]  # type: ignore
@@ -180,12 +180,3 @@ def _moves(node: fx.Node, heads_last: list[int], flat: list[int]) -> bool:
         return True
     views = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
     return node.target in views and list(value.shape) == flat and list(node.args[0].meta["val"].shape) == heads_last  # type: ignore
-
-
-def _forget(graph: fx.Graph, node: fx.Node) -> None:
-    """Erases an unused node, and the inputs that only it used."""
-    used = node.all_input_nodes
-    graph.erase_node(node)
-    for each in used:
-        if each.op == "call_function" and not each.users:
-            _forget(graph, each)

@@ -69,7 +69,7 @@ def build_library(
     kernels: str,
     outputs: int,
     libraries: Sequence[str] = (),
-    meanwhile: Callable[[], None] = lambda: None,
+    while_compiling: Callable[[], None] = lambda: None,
     building: Building | None = None,
 ) -> str:
     """Builds and caches a library; equal sources are built once.
@@ -79,7 +79,7 @@ def build_library(
         kernels: source of the kernels it calls.
         outputs: how many tensors it returns.
         libraries: further files to link.
-        meanwhile: called while the compiler runs.
+        while_compiling: called while the compiler runs.
         building: has started compiling kernels; it ends here.
 
     Returns:
@@ -97,19 +97,19 @@ def build_library(
         behind = OUTPUTS.replace("@OUTPUTS@", str(outputs))
         whole = Unit(f"{include}\n{called}{plain}{behind}", tuple(at.quick))
         wanted = enabled("header_free_wrapper") and caller.count(include) == 1
-        lean = header_free_wrapper(f"{called}{plain}{behind}") if wanted else None
-        if lean is not None:
-            units = [Unit(lean, at.header_free_quick, header_free=at.gnu), at.entry, *at.kernels.units(kernels)]
+        header_free = header_free_wrapper(f"{called}{plain}{behind}") if wanted else None
+        if header_free is not None:
+            units = [Unit(header_free, at.header_free_quick, header_free=at.gnu), at.entry, *at.kernels.units(kernels)]
             try:
-                return _build(units, kernels, at.queue, libraries, meanwhile)
+                return _build(units, kernels, at.queue, libraries, while_compiling)
             except BuildFailed:  # it uses more than the header-free prelude has: torch's headers, or refused
                 at.queue.close()
         units = [whole, at.entry, *Kernels(at.queue, at.thorough, header_free=False).units(kernels)]
-        return _build(units, kernels, at.queue, libraries, meanwhile)
+        return _build(units, kernels, at.queue, libraries, while_compiling)
 
 
 def _build(
-    units: list[Unit], kernels: str, queue: CompileQueue, libraries: Sequence[str], meanwhile: Callable[[], None]
+    units: list[Unit], kernels: str, queue: CompileQueue, libraries: Sequence[str], while_compiling: Callable[[], None]
 ) -> str:
     """Compiles and links; the first unit is the wrapper, the second the Python entry point.
 
@@ -117,7 +117,7 @@ def _build(
     """
     linked = compat.cpp_link_flags()
     compiler = units[0].command[0]
-    lean = all(unit.header_free for unit in units) and not libraries
+    header_free = all(unit.header_free for unit in units) and not libraries
     words = {word for unit in units for word in (*unit.command, str(unit.header_free))}
     texts = [unit.text for unit in units[:2]]
     key = _digest(compiler_version(compiler), *linked, *libraries, *sorted(words), *texts, HEADER, kernels)
@@ -128,10 +128,10 @@ def _build(
     for unit in units:
         included = _precompiled(unit.command, unit.header) if unit.header is not None else None
         objects.append(str(queue.compile(unit, included)))
-    if lean:
+    if header_free:
         linked = [f"-L{queue.folder}", "-Wl,--no-as-needed", f"-l{compat.C_INTERFACE_LIBRARY}"]
         queue.run(*_substitute(compiler, queue.folder))
-    queue.finish(meanwhile)
+    queue.finish(while_compiling)
     built = queue.folder / "graph.so"
     queue.run([compiler, "-shared", "-fPIC", "-fopenmp", *objects, "-o", str(built), *linked, *libraries], built)
     queue.finish()

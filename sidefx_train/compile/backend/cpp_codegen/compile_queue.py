@@ -95,18 +95,18 @@ class CompileQueue:
             self._waiting.append((list(command), made))
         self._go_on()
 
-    def finish(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+    def finish(self, while_compiling: Callable[[], None] = lambda: None) -> None:
         """Waits for all; the first error stops all.
 
         Args:
-            meanwhile: called while the compilers run.
+            while_compiling: called while the compilers run.
 
         Raises:
             BuildFailed: a compiler failed.
         """
         self._most = max(self._most, self._busy() + len(self._waiting))
         self._go_on()
-        meanwhile()
+        while_compiling()
         while self._running:
             _, process = self._running.popitem()
             _, said = process.communicate()

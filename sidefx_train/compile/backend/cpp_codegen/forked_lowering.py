@@ -83,7 +83,7 @@ class Shared:
         count: number of pieces; they are taken in order from 0.
         in_process: runs a piece in this process.
         in_worker: runs a piece in the fork; its result is pickled.
-        came: called in this process with a result of the fork, during :meth:`look`.
+        on_result: called in this process with a result of the fork, during :meth:`poll`.
 
     Attributes:
         received: pieces that the fork has done.
@@ -94,12 +94,12 @@ class Shared:
         count: int,
         in_process: Callable[[int], Any],
         in_worker: Callable[[int], Any],
-        came: Callable[[Any], None],
+        on_result: Callable[[Any], None],
     ) -> None:
         self._count = count
         self._in_process = in_process
-        self._there = in_worker
-        self._came = came
+        self._in_worker = in_worker
+        self._on_result = on_result
         self._made: dict[int, Any] = {}
         self._awaited: set[int] = set()
         self._folder: Path | None = None
@@ -110,15 +110,15 @@ class Shared:
         with scratch_folder() as self._folder:
             child = start_fork()
             if child == 0:
-                self._work_there()
+                self._run_worker_share()
             try:
-                self._work_here(child)
+                self._run_own_share(child)
             finally:
                 _end(child)
                 self._folder = None
         return [self._made[i] for i in range(self._count)]
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Reads the results of the fork so far."""
         if self._folder is None:
             return
@@ -128,21 +128,21 @@ class Shared:
                 self._awaited.discard(i)
                 self._made[i] = pickle.loads(path.read_bytes())
                 self.received += 1
-                self._came(self._made[i])
+                self._on_result(self._made[i])
 
-    def _work_here(self, child: int) -> None:
+    def _run_own_share(self, child: int) -> None:
         began = time.perf_counter()
         for i in range(self._count):
             if self._take(i):
                 self._made[i] = self._in_process(i)
             else:
                 self._awaited.add(i)
-            self.look()
+            self.poll()
         end = time.perf_counter() + max(_PATIENCE, time.perf_counter() - began)
         while self._awaited and not _has_ended(child) and time.perf_counter() < end:
             time.sleep(0.001)
-            self.look()
-        self.look()
+            self.poll()
+        self.poll()
         for i in sorted(self._awaited):  # the fork failed: if the piece is the cause, it raises here
             self._made[i] = self._in_process(i)
 
@@ -154,13 +154,13 @@ class Shared:
             return False
         return True
 
-    def _work_there(self) -> None:
+    def _run_worker_share(self) -> None:
         try:
             assert self._folder is not None, "work is shared while it runs"
             begin_fork(str(self._folder))
             for i in range(self._count):
                 if self._take(i):
-                    made = pickle.dumps(self._there(i))
+                    made = pickle.dumps(self._in_worker(i))
                     whole = self._folder / f"whole{i}"
                     whole.write_bytes(made)
                     whole.rename(self._folder / f"made{i}")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from torch import fx
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.backend.passes.repeated_regions import Division, Part
+from sidefx_train.compile.backend.passes.repeated_regions import Division, Region
 
 _CALLER = """
 static AtenTensorHandle sidefx_again(const RAIIAtenTensorHandle& held) {
@@ -51,16 +51,16 @@ void inductor_entry_impl(AtenTensorHandle* input_handles, AtenTensorHandle* outp
 """
 
 
-def part_module(part: Part) -> fx.GraphModule:
+def region_module(region: Region) -> fx.GraphModule:
     """Returns the graph of a region: from its inputs to a tuple of its outputs."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
-    for i, node in enumerate(part.takes):
+    for i, node in enumerate(region.takes):
         copies[node] = graph.placeholder(f"a{i}")
         copies[node].meta["val"] = node.meta["val"]
-    for node in part.items:
+    for node in region.items:
         copies[node] = graph.node_copy(node, copies.__getitem__)
-    graph.output(tuple(copies[part.items[i]] for i in part.gives))
+    graph.output(tuple(copies[region.items[i]] for i in region.gives))
     return compat.late_module({}, graph)
 
 
@@ -85,14 +85,14 @@ def _calls(division: Division, graph: fx.Graph) -> str:
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     results: Sequence[fx.Node | None] = next(iter(reversed(graph.nodes))).args[0]  # type: ignore[assignment]
     values = {node: i for i, node in enumerate(inputs)}
-    last = {node: number for number, part in enumerate(division.parts) for node in part.takes}
-    last |= {node: len(division.parts) for node in results if node is not None}
+    last = {node: number for number, region in enumerate(division.regions) for node in region.takes}
+    last |= {node: len(division.regions) for node in results if node is not None}
     calls = []
-    for number, (part, kind) in enumerate(zip(division.parts, division.kinds, strict=True)):
-        takes = [~values[node] if last[node] == number else values[node] for node in part.takes]
+    for number, (region, kind) in enumerate(zip(division.regions, division.classes, strict=True)):
+        takes = [~values[node] if last[node] == number else values[node] for node in region.takes]
         gives = []
-        for i in part.gives:
-            node = part.items[i]
+        for i in region.gives:
+            node = region.items[i]
             if last.get(node, -1) > number:
                 values[node] = len(values)
             gives.append(values.get(node, -1) if last.get(node, -1) > number else -1)
@@ -112,7 +112,7 @@ def _calls(division: Division, graph: fx.Graph) -> str:
             lines.append(f"    output_handles[{i}] = values[{values[node]}].release();")
         else:
             lines.append(f"    output_handles[{i}] = sidefx_again(values[{values[node]}]);")
-    room = max(len(part.takes) + len(part.gives) for part in division.parts)
+    room = max(len(region.takes) + len(region.gives) for region in division.regions)
     filled = {"VALUES": len(values), "ROOM": room, "INPUTS": len(inputs)}
     text = _CALLER.replace("@CALLS@", "\n".join(calls)).replace("@RESULTS@", "\n".join(lines))
     for name, number in filled.items():
@@ -122,12 +122,12 @@ def _calls(division: Division, graph: fx.Graph) -> str:
 
 def regions_note(division: Division, graph: fx.Graph) -> str:
     """Returns the note for the report."""
-    kinds = set(division.kinds)
-    lowered = sum(len(division.parts[kind].items) for kind in kinds)
+    kinds = set(division.classes)
+    lowered = sum(len(division.regions[kind].items) for kind in kinds)
     total = sum(node.op == "call_function" for node in graph.nodes)
-    return f"{len(division.parts)} regions of {len(kinds)} classes: {lowered} operations lowered in place of {total}"
+    return f"{len(division.regions)} regions of {len(kinds)} classes: {lowered} operations lowered in place of {total}"
 
 
-def example_values(part: Part) -> list[compat.FakeTensor]:
+def example_values(region: Region) -> list[compat.FakeTensor]:
     """Returns the fake inputs for which a region is lowered."""
-    return [node.meta["val"] for node in part.takes]
+    return [node.meta["val"] for node in region.takes]

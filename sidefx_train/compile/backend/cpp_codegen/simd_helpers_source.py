@@ -232,8 +232,8 @@ template <class T, int64_t rows, int64_t columns, bool atomic> inline void trans
             square[i] = i < rows ? Vectorized<T>::loadu(from + i * from_row, columns).v[0] : Register<T>{};
 #pragma GCC unroll 4
         for (int step = side / 2; step > 0; step /= 2) {
-            const Bits<T> place = Kind<T>::places(), turned = place ^ step, behind = (place & step) != 0;
-            const Bits<T> low = behind ? turned + side : place, high = behind ? place + side : turned;
+            const Bits<T> place = Kind<T>::places(), partner = place ^ step, behind = (place & step) != 0;
+            const Bits<T> low = behind ? partner + side : place, high = behind ? place + side : partner;
 #pragma GCC unroll 16
             for (int i = 0; i < side; ++i) {
                 if (i & step) continue;

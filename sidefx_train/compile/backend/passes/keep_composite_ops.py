@@ -91,12 +91,12 @@ def _is_complex_sign(node: fx.Node) -> bool:
 
 
 def _as_it_is(target: Any, decompositions: dict[Any, Any], *args: Any, **kwargs: Any) -> Any:
-    apart = decompositions.pop(target, None)
+    decomposition = decompositions.pop(target, None)
     try:
         return target(*args, **kwargs)
     finally:
-        if apart is not None:
-            decompositions[target] = apart
+        if decomposition is not None:
+            decompositions[target] = decomposition
 
 
 def _is_large(node: fx.Node, fewest: int) -> bool:

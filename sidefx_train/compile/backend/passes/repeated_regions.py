@@ -45,7 +45,7 @@ class CannotDivide(Exception):
 
 
 @dataclass
-class Part:
+class Region:
     """A region of a graph.
 
     Attributes:
@@ -66,26 +66,26 @@ class Division:
     """A graph as regions.
 
     Attributes:
-        parts: regions, in execution order.
-        kinds: region class: for each region the index of the first equal one.
+        regions: regions, in execution order.
+        classes: region class: for each region the index of the first equal one.
     """
 
-    parts: list[Part]
-    kinds: list[int]
+    regions: list[Region]
+    classes: list[int]
 
 
-def divide(graph: fx.Graph) -> Division | None:
+def find_regions(graph: fx.Graph) -> Division | None:
     """Splits a functional graph into repeated regions; returns ``None`` if too little would be saved."""
     try:
         known = _Nodes(graph)
         cuts = _cuts(known)
         if not cuts:
             return None
-        division = _divided(known, cuts)
+        division = _divide_at(known, cuts)
     except CannotDivide:
         return None
-    lowered = sum(len(division.parts[kind].items) for kind in set(division.kinds))
-    saved = sum(len(part.items) for part in division.parts) - lowered
+    lowered = sum(len(division.regions[number].items) for number in set(division.classes))
+    saved = sum(len(region.items) for region in division.regions) - lowered
     return division if saved >= max(_LEAST_SAVED, _SHARE * len(known.sequence)) else None
 
 
@@ -224,7 +224,7 @@ def _longest_run(tokens: Sequence[int], low: int, high: int) -> tuple[int, int, 
 
 
 def _torn(sequence: Sequence[fx.Node], at: int, period: int) -> tuple[int, int]:
-    """Returns the cost of a split there: results of several parts separated, then values that loops share."""
+    """Returns the cost of a split there: results of several regions separated, then values that loops share."""
     cut = at + period if at + period < len(sequence) else at
     node = sequence[cut]
     if node.target is operator.getitem:
@@ -238,28 +238,28 @@ def _torn(sequence: Sequence[fx.Node], at: int, period: int) -> tuple[int, int]:
 # --- inputs and outputs of regions -------------------------------------------------------------------------------
 
 
-def _divided(known: _Nodes, cuts: set[int]) -> Division:
+def _divide_at(known: _Nodes, cuts: set[int]) -> Division:
     while True:
         places = [0, *sorted(cuts), len(known.sequence)]
-        parts = [Part(known.sequence[a:b]) for a, b in itertools.pairwise(places)]
-        _place_results(known, parts)
-        for part in parts:
-            _fill(known, part)
-        kinds = _kinds(known, parts)
-        alone = [count == 1 for count in map(Counter(kinds).get, kinds)]
-        needless = {places[i + 1] for i in range(len(parts) - 1) if alone[i] and alone[i + 1]}
+        regions = [Region(known.sequence[a:b]) for a, b in itertools.pairwise(places)]
+        _place_results(known, regions)
+        for region in regions:
+            _fill(known, region)
+        classes = _region_classes(known, regions)
+        alone = [count == 1 for count in map(Counter(classes).get, classes)]
+        needless = {places[i + 1] for i in range(len(regions) - 1) if alone[i] and alone[i + 1]}
         if not needless:
-            return Division(parts, kinds)
+            return Division(regions, classes)
         cuts = cuts - needless
 
 
-def _place_results(known: _Nodes, parts: Sequence[Part]) -> None:
+def _place_results(known: _Nodes, regions: Sequence[Region]) -> None:
     """Assigns views and constants that the graph returns to the region of their base."""
-    home = {node: part for part in parts for node in part.nodes}
+    region_of = {node: region for region in regions for node in region.nodes}
     for node in known.results:
         if node in known.free:
-            bases = [home[each] for each in _below(known, node) if each in home]
-            (bases[-1] if bases else parts[-1]).nodes.append(node)
+            bases = [region_of[each] for each in _below(known, node) if each in region_of]
+            (bases[-1] if bases else regions[-1]).nodes.append(node)
 
 
 def _below(known: _Nodes, node: fx.Node) -> Iterator[fx.Node]:
@@ -270,21 +270,21 @@ def _below(known: _Nodes, node: fx.Node) -> Iterator[fx.Node]:
             yield each
 
 
-def _fill(known: _Nodes, part: Part) -> None:
+def _fill(known: _Nodes, region: Region) -> None:
     """Determines the inputs of a region, and what it recomputes."""
-    inside = set(part.nodes)
+    inside = set(region.nodes)
     again: set[fx.Node] = set()
-    part.items, part.takes = _items(part.nodes, known.free)
-    taken = [node for node in part.takes if node.op != "placeholder"]
+    region.items, region.takes = _items(region.nodes, known.free)
+    taken = [node for node in region.takes if node.op != "placeholder"]
     for node in sorted(filter(is_pointwise, taken), key=taken.index):
         fixed = {each for each in taken if each is not node and each not in again}
         chain: set[fx.Node] = set()
         if _can_be_made(known, node, fixed, chain) and not chain & inside:
             again |= chain
     if again:
-        part.items, part.takes = _items(part.nodes, known.free | again)
-    if any(not isinstance(node.meta["val"], torch.Tensor) for node in part.takes):
-        raise CannotDivide("results of one operation are in two parts")
+        region.items, region.takes = _items(region.nodes, known.free | again)
+    if any(not isinstance(node.meta["val"], torch.Tensor) for node in region.takes):
+        raise CannotDivide("results of one operation are in two regions")
 
 
 def _items(nodes: Sequence[fx.Node], made: set[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
@@ -320,16 +320,16 @@ def _can_be_made(known: _Nodes, node: fx.Node, fixed: set[fx.Node], chain: set[f
     return True
 
 
-def _kinds(known: _Nodes, parts: Sequence[Part]) -> list[int]:
+def _region_classes(known: _Nodes, regions: Sequence[Region]) -> list[int]:
     """Determines the outputs of regions, and the region classes; equal regions have equal outputs."""
-    used = {node for part in parts for node in part.takes} | set(known.results)
+    used = {node for region in regions for node in region.takes} | set(known.results)
     groups: dict[Any, list[int]] = {}
     wanted: list[set[int]] = []
-    for number, part in enumerate(parts):
-        members = set(part.nodes)
-        wanted.append({i for i, node in enumerate(part.items) if node in members and node in used})
-        groups.setdefault(_structure(part), []).append(number)
-    kinds = list(range(len(parts)))
+    for number, region in enumerate(regions):
+        members = set(region.nodes)
+        wanted.append({i for i, node in enumerate(region.items) if node in members and node in used})
+        groups.setdefault(_structure(region), []).append(number)
+    classes = list(range(len(regions)))
     for numbers in groups.values():
         left = numbers
         while left:
@@ -341,15 +341,15 @@ def _kinds(known: _Nodes, parts: Sequence[Part]) -> list[int]:
                     same_class.append(number)
                     together = both
             for number in same_class:
-                kinds[number], parts[number].gives = same_class[0], tuple(sorted(together))
+                classes[number], regions[number].gives = same_class[0], tuple(sorted(together))
             left = [number for number in left if number not in same_class]
-    return kinds
+    return classes
 
 
-def _structure(part: Part) -> Any:
+def _structure(region: Region) -> Any:
     """Returns a key that is equal for regions that are lowered to the same code."""
-    places: dict[fx.Node, tuple[str, int]] = {node: ("from outside", i) for i, node in enumerate(part.takes)}
-    places |= {node: ("made", i) for i, node in enumerate(part.items)}
+    places: dict[fx.Node, tuple[str, int]] = {node: ("from outside", i) for i, node in enumerate(region.takes)}
+    places |= {node: ("made", i) for i, node in enumerate(region.items)}
 
     def text(value: Any) -> Any:
         if isinstance(value, fx.Node):
@@ -365,6 +365,6 @@ def _structure(part: Part) -> Any:
             tuple((k, text(v)) for k, v in sorted(node.kwargs.items())),
             _layout(node.meta["val"]),
         )
-        for node in part.items
+        for node in region.items
     )
-    return operations, tuple(_layout(node.meta["val"]) for node in part.takes)
+    return operations, tuple(_layout(node.meta["val"]) for node in region.takes)

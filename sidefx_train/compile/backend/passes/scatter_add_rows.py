@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.graph.fx_utils import emit
+from sidefx_train.compile.graph.fx_utils import emit, static_cpu_shape
 from sidefx_train.compile.native import rows_module
 from sidefx_train.compile.ops.registration import define_operator
 
@@ -64,7 +64,7 @@ def may_add_rows(graph: fx.Graph) -> bool:
     for node in graph.nodes:
         name = node.target._schema.name.split("::")[1] if isinstance(node.target, compat.OpOverload) else ""
         if name in _ADDED and len(node.args) > _ADDED[name]:
-            shape = _shape(node.args[_ADDED[name]])
+            shape = static_cpu_shape(node.args[_ADDED[name]])
             if shape is not None and math.prod(shape) >= _FEWEST:
                 return True
     return False
@@ -96,8 +96,8 @@ def _parts(node: fx.Node, every: bool) -> _Parts | None:
         return None
     if not isinstance(indices, (list, tuple)) or len(indices) != 1:
         return None
-    target, places, added = _shape(start), _shape(indices[0]), _shape(values)
-    if target is None or places is None or added is None or (mask is not None and _shape(mask) is None):
+    target, places, added = static_cpu_shape(start), static_cpu_shape(indices[0]), static_cpu_shape(values)
+    if not target or not places or not added:  # symbolic, or of no dimension
         return None
     dtype, kind, other = (each.meta["val"].dtype for each in (start, indices[0], values))  # type: ignore[union-attr]
     if dtype != torch.float32 or other != dtype or kind not in (torch.int64, torch.int32):
@@ -107,17 +107,9 @@ def _parts(node: fx.Node, every: bool) -> _Parts | None:
         return None
     if not every and (math.prod(row) < _NARROWEST or math.prod(added) < _FEWEST):
         return None
-    if mask is not None and _shape(mask) != [*places, *(1 for _ in row)]:
+    if mask is not None and static_cpu_shape(mask) != [*places, *(1 for _ in row)]:
         return None
     return start, mask, indices[0], values  # type: ignore[return-value]
-
-
-def _shape(given: Any) -> list[int] | None:
-    """Returns the static sizes of a CPU tensor."""
-    value = given.meta.get("val") if isinstance(given, fx.Node) else None
-    if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or value.dim() == 0:
-        return None
-    return list(value.shape) if all(isinstance(size, int) for size in value.shape) else None
 
 
 def _rewrite(graph: fx.Graph, node: fx.Node, parts: _Parts, fake_mode: Any) -> None:

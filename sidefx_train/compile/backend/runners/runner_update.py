@@ -6,14 +6,15 @@ from typing import Any
 
 import torch
 
-from sidefx_train.compile.backend.runners.runner import Source, argument_text, tuple_text
+from sidefx_train.compile.backend.runners.runner import RunnerSource, argument_text, tuple_text
 from sidefx_train.compile.graph.artifacts import Name, RunnerPlan, TailCall
+from sidefx_train.compile.graph.strided_layout import is_dense, is_static
 from sidefx_train.compile.native import native_module
 
 aten = torch.ops.aten
 
 
-def write_tail(graph: RunnerPlan, source: Source) -> None:
+def write_tail(graph: RunnerPlan, source: RunnerSource) -> None:
     """Writes the lines of every tail operation."""
     calls = list(graph.tail)
     native = native_module() if calls else None
@@ -72,27 +73,14 @@ class _Tensors:
             for t in tensors:
                 if t is None or first is None or t.dtype != torch.float32 or t.device.type != "cpu":
                     return None
-                if t.shape != first.shape or t.stride() != first.stride() or not _dense(t):
+                if t.shape != first.shape or t.stride() != first.stride() or not (is_static(t) and is_dense(t)):
                     return None
             assert first is not None, "a row has tensors"
             sizes.append(first.numel())
         return sizes
 
 
-def _dense(t: torch.Tensor) -> bool:
-    if not all(isinstance(n, int) for n in (*t.shape, *t.stride())):
-        return False
-    expected = 1
-    for size, stride in sorted(zip(t.shape, t.stride(), strict=True), key=lambda p: (p[1], p[0])):
-        if size == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= size
-    return True
-
-
-def _native_update(graph: RunnerPlan, call: TailCall, source: Source, increment: float) -> str | None:
+def _native_update(graph: RunnerPlan, call: TailCall, source: RunnerSource, increment: float) -> str | None:
     """Returns source of one native call, or ``None`` if it does not support this update."""
     name = call.op._schema.name
     given = _arguments(call)

@@ -26,6 +26,7 @@ from sidefx_train.compile.backend.verification.origins import Origins
 from sidefx_train.compile.backend.verification.reference import Reference
 from sidefx_train.compile.graph.artifacts import Executable, TracedGraph
 from sidefx_train.compile.graph.fx_utils import generators
+from sidefx_train.compile.graph.strided_layout import last_offset
 
 LATER = (3, 10, 30)
 """Runs after which a graph is compared again if its results were only zeros, which prove nothing."""
@@ -289,6 +290,5 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     dense = tensor.clone()
     if dense.stride() == tensor.stride() or tensor.numel() == 0:
         return dense
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    span = tensor.as_strided((last + 1,), (1,)).clone()
+    span = tensor.as_strided((last_offset(tensor) + 1,), (1,)).clone()
     return span.as_strided(tensor.shape, tensor.stride())

@@ -20,7 +20,8 @@ from sidefx_train.compile.capture.guards.kinds import KINDS
 from sidefx_train.compile.capture.guards.kinds.base import Instruction
 from sidefx_train.compile.capture.guards.python_check import tensor_check, write_guards
 from sidefx_train.compile.capture.guards.source import Source
-from sidefx_train.compile.capture.guards.source_writer import Writer, compile_function
+from sidefx_train.compile.capture.guards.source_writer import Writer
+from sidefx_train.compile.common.generated_code import compile_function
 from sidefx_train.compile.common.type_checks import HEAP_TYPE
 from sidefx_train.compile.native import guards_module, guards_ready
 from sidefx_train.compile.native.guard_program import LOADS, TESTS
@@ -251,23 +252,23 @@ class _Assembler:
             self._below(child)
 
     def _group(self, register: int, sources: list[Source], absent: list[Guard], load: str) -> None:
-        settled: list[tuple[Source, Guard]] = []
+        immediate: list[tuple[Source, Guard]] = []
         others: list[tuple[Source, list[Guard]]] = []
         for source in sources:
             tests = self.tests[id(source)]
             firm = [guard for guard in tests if _is_firm(guard)]
             rest = [guard for guard in tests if guard.kind != "absent" and guard not in firm]
-            settled += [(source, guard) for guard in firm]
+            immediate += [(source, guard) for guard in firm]
             if rest or id(source) in self.needed or not tests:
                 others.append((source, rest))
-        if load == "item" and not others and self._are_first_items(settled):
-            self._emit(("register", register, None, None), "items", tuple(guard.value for _, guard in settled))
+        if load == "item" and not others and self._are_first_items(immediate):
+            self._emit(("register", register, None, None), "items", tuple(guard.value for _, guard in immediate))
             return
         at = len(self.code)
         self._emit(("gate", register, None, None), "none", None)
         for guard in absent:
             self._emit(("register", register, None, None), "absent", guard.value)
-        for source, guard in settled:
+        for source, guard in immediate:
             self._emit((load, register, None, source.key), *_instruction(guard))
         skipped = len(self.code) - at - 1
         for source, rest in others:

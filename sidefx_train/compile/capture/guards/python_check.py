@@ -70,13 +70,17 @@ def _drain(writer: Writer) -> list[str]:
     return lines
 
 
+class Missing(str):
+    """Describes a value that could not be read, in place of the value."""
+
+
 def failing(guard: Guard, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
     """Evaluates one guard without generated code; returns (failed, current value)."""
     try:
         value = guard.source.fetch(args, kwargs)
-    except FETCH_ERRORS as error:
-        return guard.kind != "empty_cell", f"nothing ({type(error).__name__})"
+    except FETCH_ERRORS:
+        return guard.kind != "empty_cell", Missing("missing")
     try:
         return KINDS[guard.kind].check(guard, value, (args, kwargs))
-    except FETCH_ERRORS as error:  # what it is compared with is elsewhere, or nowhere
-        return True, f"nothing to compare with ({type(error).__name__})"
+    except FETCH_ERRORS:  # what it is compared with is elsewhere, or nowhere
+        return True, Missing("a value that cannot be compared: what it is compared with is missing")

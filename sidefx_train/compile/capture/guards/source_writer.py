@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 import re
 from typing import Any
 
@@ -105,10 +104,3 @@ class Writer:
         if not is_name(source.key):
             return f"getattr({self.value(parent)}, {self.constant(source.key)})"
         return f"{self.value(parent)}.{source.key}"
-
-
-def compile_function(name: str, source: str, names: dict[str, Any], file: str) -> Any:
-    """Compiles generated source and adds it to ``linecache``, so that tracebacks show it."""
-    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-    exec(compile(source, file, "exec"), names)
-    return names[name]

@@ -8,6 +8,7 @@ uses. A state is a position in the step's sequence of draws.
 from __future__ import annotations
 
 import operator
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,14 +16,15 @@ from torch import fx
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.recording.constant_folding import constant_value
-from sidefx_train.compile.capture.recording.decoys import Decoys
 from sidefx_train.compile.capture.recording.eager_parity.derivatives import fill_picked, multiplies_picked
 from sidefx_train.compile.capture.recording.eager_parity.foreach import count_lists, one_after_another
 from sidefx_train.compile.capture.recording.eager_parity.kernel_errors import check_kernel
 from sidefx_train.compile.capture.recording.eager_parity.linalg_values_only import mark
 from sidefx_train.compile.capture.recording.eager_parity.memory_overlap import check_overlap
-from sidefx_train.compile.capture.recording.eager_parity.resize import enlarged, resized, turn
+from sidefx_train.compile.capture.recording.eager_parity.resize import enlarged, resized, set_layout
 from sidefx_train.compile.capture.recording.eager_parity.view_history import check_strided
+from sidefx_train.compile.capture.recording.number_probes import Probes
+from sidefx_train.compile.common.thread_warnings import no_warnings
 from sidefx_train.compile.graph.artifacts import CALLED, DERIVED, FORWARD, HIDDEN_FROM_AUTOGRAD, LINE, NO_GRAD
 from sidefx_train.compile.graph.kernel_strides import has_other_strides, lay_out, lay_out_filled, unfilled
 from sidefx_train.errors import Location, Unsupported
@@ -68,7 +70,7 @@ class RepeatingMode(compat.RecordingMode):
     Attributes:
         grad_switched: an operation was recorded with autograd off.
         observer: called with each operation and its arguments, if set.
-        decoys: stand for changing numbers whose values C++ code reads.
+        probes: stand for changing numbers whose values C++ code reads.
         cursors: next draw to repeat, by device type; absent while new numbers are drawn.
     """
 
@@ -77,7 +79,7 @@ class RepeatingMode(compat.RecordingMode):
         self.graph_tracer = tracer
         self.cursors: dict[str, int] = {}
         self.grad_switched = False
-        self.decoys = Decoys(tracer)
+        self.probes = Probes(tracer)
         self.observer: Any = None
         self._lines: dict[int, Location | None] = {}  # by sequence number of the autograd node
 
@@ -115,7 +117,7 @@ class RepeatingMode(compat.RecordingMode):
         layout = resized(func, args, kwargs or {})
         if layout is not None:
             with self:
-                return turn(args[0], *layout)
+                return set_layout(args[0], *layout)
         if self.graph_tracer.memory is not None:
             size = enlarged(func, args, kwargs or {})
             if size is not None:
@@ -150,15 +152,17 @@ class RepeatingMode(compat.RecordingMode):
                 return self._repeat(func, drawn, args, kwargs or {})
         check_kernel(func, args, kwargs or {})
         empty = unfilled(func, kwargs or {})
-        wanted = self.decoys.among(args, kwargs or {})
+        wanted = self.probes.among(args, kwargs or {})
         if wanted:
             with self:  # arithmetic on the numbers is recorded
-                numbers = self.decoys.nodes_of(wanted)
+                numbers = self.probes.nodes_of(wanted)
             self._forget_constants((args, kwargs or {}))
         since = self.graph_tracer.last_node() if wanted else None
-        made = super().__torch_dispatch__(func, types, args, kwargs or {})
+        # Eager does not run a fake kernel: warnings of its Python code are none of the program's.
+        with nullcontext() if compat.is_torchs(func) else no_warnings():
+            made = super().__torch_dispatch__(func, types, args, kwargs or {})
         if since is not None:
-            self.decoys.replace(numbers, since)
+            self.probes.replace(numbers, since)
             self._forget_constants(made)
         self._lay_out(func, args, kwargs or {}, made)
         if empty:
@@ -183,7 +187,7 @@ class RepeatingMode(compat.RecordingMode):
         return made
 
     def _forget_constants(self, value: Any) -> None:
-        """Forgets the contents of tensors that are computed from a decoy."""
+        """Forgets the contents of tensors that are computed from a probe."""
         if isinstance(value, dict):
             value = tuple(value.values())
         if type(value) is compat.FakeTensor:
@@ -224,7 +228,7 @@ class RepeatingMode(compat.RecordingMode):
 
     def _repeat(self, func: Any, drawn: fx.Node, args: Any, kwargs: Any) -> Any:
         name = func._schema.name.removeprefix("aten::")
-        if drawn.target is not func or not _same_arguments(drawn, *self.decoys.named(args, kwargs)):
+        if drawn.target is not func or not _same_arguments(drawn, *self.probes.named(args, kwargs)):
             raise Unsupported("SFX110", f"draws with {name} after a random state was set, but drew otherwise before")
         if name in _FILLS:
             with self:

@@ -72,15 +72,15 @@ class GraphTracer:
         kind: InputKind,
         source: str,
         dynamic: frozenset[int] = frozenset(),
-        twin: tuple[torch.Tensor, torch.Tensor] | None = None,
+        shares_version_with: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """Makes ``real`` an input of the graph and returns its fake tensor (same storage for aliases).
 
-        Sizes of the dimensions in ``dynamic`` are symbolic. ``twin`` is (``real`` or its base, the fake of another
-        tensor that shares its version counter).
+        Sizes of the dimensions in ``dynamic`` are symbolic. ``shares_version_with`` is (``real`` or its base, the fake
+        of another tensor that shares its version counter).
         """
         with compat.outside_transforms():
-            return self._add_tensor(real, kind, source, dynamic, twin)
+            return self._add_tensor(real, kind, source, dynamic, shares_version_with)
 
     def _add_tensor(
         self,
@@ -88,12 +88,12 @@ class GraphTracer:
         kind: InputKind,
         source: str,
         dynamic: frozenset[int],
-        twin: tuple[torch.Tensor, torch.Tensor] | None,
+        shares_version_with: tuple[torch.Tensor, torch.Tensor] | None,
     ) -> torch.Tensor:
         with compat.no_recording():
-            if twin is not None:
+            if shares_version_with is not None:
                 self._alias_fakes.append(
-                    compat.alias_fake(self.fake_mode, *twin)
+                    compat.alias_fake(self.fake_mode, *shares_version_with)
                 )  # the only reference to that of a base
             fake = compat.fake_of(self.fake_mode, real, dynamic, source)
             fake.grad = None

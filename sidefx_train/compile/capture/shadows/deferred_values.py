@@ -43,7 +43,7 @@ for _name in _LOOKING_IN:
     setattr(DeferredValue, f"__{_name}__", _stopping(_name))
 
 
-class CallResult(DeferredValue):
+class DeferredResult(DeferredValue):
     """Result of a deferred call."""
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class DeferredCall:
         kwargs: its keyword arguments, copied the same way.
         location: the user's line.
         place: makes the call for functions that inspect the stack.
-        result: replaces the returned value in the rest of the step: a :class:`CallResult`, or a similar object.
+        result: replaces the returned value in the rest of the step: a :class:`DeferredResult`, or a similar object.
     """
 
     fn: Callable[..., Any]

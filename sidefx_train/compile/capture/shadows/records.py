@@ -83,10 +83,10 @@ class TensorRecord(Record):
 
     Attributes:
         hooks: hooks of a leaf's shadow before anything ran.
-        home: fake tensor of the entry storage, with its version counter, if the step replaced the storage (``.data
-            =``).
-        given: fake tensor of the storage at the end of the step.
-        grown: that storage is the resized entry storage (``resize_``).
+        entry_storage: fake tensor of the entry storage, with its version counter, if the step replaced the storage
+            (``.data =``).
+        new_storage: fake tensor of the storage at the end of the step.
+        resized: that storage is the resized entry storage (``resize_``).
         returned: the tensor has its entry storage again.
         accumulator_hooked: its ``AccumulateGrad`` node has hooks.
     """
@@ -102,15 +102,15 @@ class TensorRecord(Record):
         self.entry_version = self.version
         self.entry_layout = (shadow.shape, shadow.stride())
         self.entry_memory = str(shadow.untyped_storage().nbytes())
-        self.home: Any = None
-        self.given: Any = None
-        self.returned = self.grown = self.accumulator_hooked = False
+        self.entry_storage: Any = None
+        self.new_storage: Any = None
+        self.returned = self.resized = self.accumulator_hooked = False
         self.edge: Any = None if shadow.grad_fn is None else torch.autograd.graph.get_gradient_edge(shadow)
 
     @property
     def memory(self) -> Any:
         """The fake tensor of the storage that the tensor has at entry."""
-        return self.shadow if self.home is None else self.home
+        return self.shadow if self.entry_storage is None else self.entry_storage
 
     @property
     def version(self) -> int:

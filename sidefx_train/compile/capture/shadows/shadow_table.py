@@ -52,7 +52,7 @@ from sidefx_train.compile.capture.shadows.identity_tracking import Identities
 from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
 from sidefx_train.compile.capture.shadows.objects import outside_exceptions, weak_references
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord, MadeArrays, array_shadow
-from sidefx_train.compile.capture.shadows.objects.storage_rebinding import GivenMemory
+from sidefx_train.compile.capture.shadows.objects.storage_rebinding import StorageRebinding
 from sidefx_train.compile.capture.shadows.objects.tensors import tensor_shadow
 from sidefx_train.compile.capture.shadows.records import OVERWRITTEN, UNREAD, InstanceRecord, Record, TensorRecord
 from sidefx_train.compile.common import interceptor_registry as registry
@@ -118,7 +118,7 @@ class ShadowTable(ShadowTableAPI):
 
     definitions: Definitions
     identities: Identities
-    memory: GivenMemory
+    memory: StorageRebinding
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class ShadowTable(ShadowTableAPI):
         self._trusted: dict[int, bool] = {}
         self._numbers_by_source: dict[int, Any] = {}
         self.definitions = Definitions(self)
-        self.memory = tracer.memory = GivenMemory(self)
+        self.memory = tracer.memory = StorageRebinding(self)
 
     # --- shadows -------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ import torch
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.frame import Frame
 from sidefx_train.compile.capture.interpreter.generators import InterpretedGenerator
-from sidefx_train.compile.capture.shadows.containers.iterators import OutsideIterator
+from sidefx_train.compile.capture.shadows.containers.iterators import NativeIterator
 from sidefx_train.compile.capture.shadows.deferred_values import DeferredCall, DeferredValue, TensorSnapshot
 from sidefx_train.compile.capture.shadows.records import Record, TensorRecord
 from sidefx_train.compile.common.plain_values import DEFINITIONS, PLAIN_TYPES, bounds_of, is_set, slot_names
@@ -364,5 +364,5 @@ _FIXED: tuple[type, ...] = (
     DeferredValue,
     DeferredCall,
     TensorSnapshot,
-    OutsideIterator,
+    NativeIterator,
 )

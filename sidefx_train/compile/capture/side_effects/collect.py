@@ -203,7 +203,7 @@ def _history(record: TensorRecord) -> Any:
         return record.heap.refuse("SFX107", reason)
 
 
-def updated(world: CaptureContext, record: TensorRecord) -> bool:
+def gets_new_history(world: CaptureContext, record: TensorRecord) -> bool:
     """Returns True for a base tensor that gets a value with autograd history in the step.
 
     Outside, it becomes a result of the captured part, in its own storage. Autograd regenerates the history of its
@@ -212,7 +212,7 @@ def updated(world: CaptureContext, record: TensorRecord) -> bool:
     now = _history(record)
     if now is None or now is (record.edge.node if record.edge is not None else None):
         return False
-    return now not in world.freed and record.home is None and not record.real._is_view()
+    return now not in world.freed and record.entry_storage is None and not record.real._is_view()
 
 
 def _written_under(record: TensorRecord) -> bool:
@@ -252,54 +252,60 @@ def _metadata_mutated_view(record: TensorRecord) -> bool:
 
 def history_regenerated(world: CaptureContext, record: TensorRecord) -> bool:
     """Returns True for a view with history from its base that differs from its history at entry."""
-    if record.source.label not in world.heap.specialization.views_needing_base or not follows(world, record):
+    if record.source.label not in world.heap.specialization.views_needing_base or not has_history_of_base(
+        world, record
+    ):
         return False
     now = _history(record)
     return now is not None and now is not (None if record.edge is None else record.edge.node)
 
 
-def follows(world: CaptureContext, record: TensorRecord) -> bool:
+def has_history_of_base(world: CaptureContext, record: TensorRecord) -> bool:
     """Returns True for an outside view whose history comes from its base's history at the end of the step."""
     base = world.heap.by_real.get(id(record.real._base))
-    if not safe_isinstance(base, TensorRecord) or base.home is not None or record.home is not None:
+    if not safe_isinstance(base, TensorRecord) or base.entry_storage is not None or record.entry_storage is not None:
         return False
     if record.shadow._base is not base.shadow or record.entry_version != base.entry_version:
         return False
-    return _history(base) is (None if base.edge is None else base.edge.node) or updated(world, base)
+    return _history(base) is (None if base.edge is None else base.edge.node) or gets_new_history(world, base)
 
 
 def _tensor(world: CaptureContext, record: TensorRecord, finished: bool) -> list[Effect]:
     changes: list[Effect] = []
     fake: torch.Tensor = record.shadow
     history = _history(record)
-    turned = (record.memory.shape, record.memory.stride()) != record.entry_layout
-    if finished and record.edge is None and record.requires_grad and fake.requires_grad and turned:
+    metadata_mutated = (record.memory.shape, record.memory.stride()) != record.entry_layout
+    if finished and record.edge is None and record.requires_grad and fake.requires_grad and metadata_mutated:
         record.heap.refuse("SFX107", f"{record.source.label}, which requires gradients, changes its shape")
     if finished and record.edge is not None:
         if fake.requires_grad and history is None:
             reason = f"{record.source.label}, which has an outside history, is detached and becomes a leaf in the step"
             record.heap.refuse("SFX107", reason)
-        if turned and not fake.requires_grad:
+        if metadata_mutated and not fake.requires_grad:
             reason = f"{record.source.label}, which has an outside history, is detached and has its metadata mutated"
             record.heap.refuse("SFX107", reason)
-        if turned and history is not None and str(output_of(history, fake.output_nr)[0]) != str(tuple(fake.shape)):
+        if (
+            metadata_mutated
+            and history is not None
+            and str(output_of(history, fake.output_nr)[0]) != str(tuple(fake.shape))
+        ):
             reason = f"{record.source.label}, which has an outside history, has its metadata mutated with autograd off"
             record.heap.refuse("SFX107", reason)
-        changed = (history is not None and history is not record.edge.node and not updated(world, record)) or (
+        changed = (history is not None and history is not record.edge.node and not gets_new_history(world, record)) or (
             _written_under(record)
         )
         if changed and _metadata_mutated_view(record):
             record.heap.refuse(
                 "SFX107", f"{record.source.label}, a view made outside the step, has its metadata mutated"
             )
-        if changed and not follows(world, record):
+        if changed and not has_history_of_base(world, record):
             record.heap.refuse("SFX107", f"changes {record.source.label}, which has an outside history, in place")
     joins = record.edge is None and history is not None
-    if finished and joins and not updated(world, record) and not follows(world, record):
+    if finished and joins and not gets_new_history(world, record) and not has_history_of_base(world, record):
         record.heap.refuse("SFX107", f"{record.source.label} joins the step's autograd graph")
-    if record.given is not None:
-        kind: EffectKind = "grow" if record.grown else "set_data"
-        changes.append(Effect(kind, record.source, None, record.given))
+    if record.new_storage is not None:
+        kind: EffectKind = "grow" if record.resized else "set_data"
+        changes.append(Effect(kind, record.source, None, record.new_storage))
     if record.edge is not None and not fake.requires_grad:
         changes.append(Effect("detach", record.source, None, None))
     elif fake.requires_grad != record.requires_grad and not (finished and history is not None):

@@ -10,7 +10,7 @@ import torch
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.shadows.deferred_values import (
-    CallResult,
+    DeferredResult,
     DeferredValue,
     Shown,
     TensorSnapshot,
@@ -121,7 +121,7 @@ def _sample(value: Any, number: float) -> Any:
     if safe_isinstance(value, TensorSnapshot):
         filled = number if value.fake.dtype.is_floating_point else 1
         return torch.full((1,) * value.fake.dim(), filled, dtype=value.fake.dtype)
-    if safe_isinstance(value, CallResult):
+    if safe_isinstance(value, DeferredResult):
         return ""
     if safe_isinstance(value, DeferredValue):
         named = {name: _sample(item, number) for name, item in value.kwargs.items()}

@@ -16,7 +16,7 @@ from sidefx_train.compile.capture.shadows.containers.instance_dicts import (
     instance_dict_of,
     thread_dict,
 )
-from sidefx_train.compile.capture.shadows.containers.iterators import OutsideIterator
+from sidefx_train.compile.capture.shadows.containers.iterators import NativeIterator
 from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue
 from sidefx_train.compile.capture.shadows.definition_tracking import IMMUTABLE_CLASS
 from sidefx_train.compile.capture.shadows.objects import weak_references
@@ -65,7 +65,7 @@ class Attributes:
             if record is not None:
                 return type(record.real)
             return torch.nn.Parameter if safe_isinstance(obj, torch.nn.Parameter) else torch.Tensor
-        return obj.cls if issubclass(cls, OutsideIterator) else _SHOWN_TYPES.get(cls, cls)
+        return obj.cls if issubclass(cls, NativeIterator) else _SHOWN_TYPES.get(cls, cls)
 
     def class_attr(self, cls: type, name: str) -> Any:
         if id(cls) not in self.world.new_classes:
@@ -285,7 +285,7 @@ class Attributes:
             if name in _OF_ALL_NUMBERS or not hasattr(kind, name):
                 return getattr(kind(), name)
             return getattr(self.world.guarded(builtin_methods.concrete, (obj,), {}), name)
-        if issubclass(type(obj), OutsideIterator):
+        if issubclass(type(obj), NativeIterator):
             obj.refuse()
         if type(obj) in weakref.ProxyTypes:
             return attributes.load(self.interp, weakref_calls.through(self.world, obj), name)

@@ -79,7 +79,7 @@ from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.plain_values import CONTAINERS, PLAIN_TYPES, is_derived, slot_names
 from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE
-from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
+from sidefx_train.compile.common.type_checks import attribute_of, class_method_of, safe_isinstance
 from sidefx_train.compile.graph.fx_utils import one_generator
 from sidefx_train.errors import Unsupported
 
@@ -161,6 +161,12 @@ class Calls:
             handler = registry.INTERCEPTORS.get(fn)
             if handler is not None:
                 answer = handler(self.world, args, kwargs)
+                if answer is not ABSENT:
+                    return answer
+        if cls is types.BuiltinMethodType and safe_isinstance(fn.__self__, type):
+            handler = registry.INTERCEPTORS.get(class_method_of(fn))
+            if handler is not None:
+                answer = handler(self.world, (fn.__self__, *args), kwargs)
                 if answer is not ABSENT:
                     return answer
         if cls is types.BuiltinMethodType and type(fn.__self__) is compat.FakeTensor:
@@ -464,7 +470,7 @@ class Calls:
         """Runs C code; torch's errors about unknown values stop the capture."""
         try:
             if any(type(value) is torch.SymFloat for value in (*args, *kwargs.values())):
-                fn, args, kwargs = self.tracer.proxy_mode.decoys.given_to(fn, args, kwargs)
+                fn, args, kwargs = self.tracer.proxy_mode.probes.given_to(fn, args, kwargs)
             if type(fn) is types.FunctionType:
                 return deferred_warnings.call_watched(self.world, fn, args, kwargs)
             return fn(*args, **kwargs)

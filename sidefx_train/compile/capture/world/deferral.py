@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.interpreter.frame_objects import Place
-from sidefx_train.compile.capture.shadows.deferred_values import CallResult, DeferredCall
+from sidefx_train.compile.capture.shadows.deferred_values import DeferredCall, DeferredResult
 from sidefx_train.compile.capture.world.argument_snapshot import ArgumentSnapshot
 from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
 from sidefx_train.compile.common import trace_rules
@@ -30,7 +30,7 @@ class Deferral:
         place = Place(caller) if caller is not None and trace_rules.looks_at_callers(fn) else None
         call = DeferredCall(fn, snapshots.many(args), snapshots.named(kwargs), self.world.locate(), place)
         self.world.deferred.append(call)
-        if args and trace_rules.moves_object(fn):
+        if args and trace_rules.mutates_object_later(fn):
             self.world.mutated_after_graph[id(args[0])] = trace_rules.describe(fn)
 
     def defer_change(self, fn: Callable[..., Any], args: tuple[Any, ...], what: str) -> None:
@@ -38,10 +38,10 @@ class Deferral:
         self.defer(fn, args, {})
         self.world.mutated_after_graph[id(args[0])] = what
 
-    def defer_for_result(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallResult:
+    def defer_for_result(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> DeferredResult:
         """Defers a call whose result the step may store, return or pass to other deferred calls."""
         self.defer(fn, args, kwargs)
-        result = self.world.deferred[-1].result = CallResult()
+        result = self.world.deferred[-1].result = DeferredResult()
         return result
 
     def freeze(self, value: Any) -> Any:

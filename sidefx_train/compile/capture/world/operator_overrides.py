@@ -13,7 +13,7 @@ from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.object_model import operators
 from sidefx_train.compile.capture.interpreter.object_model.attributes import is_static
 from sidefx_train.compile.capture.recording import symbolic_indexing
-from sidefx_train.compile.capture.shadows.containers.iterators import OutsideIterator
+from sidefx_train.compile.capture.shadows.containers.iterators import NativeIterator
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
 from sidefx_train.compile.capture.shadows.deferred_values import (
     DeferredValue,
@@ -45,7 +45,7 @@ class Operators:
         first = args[0] if args else None
         if self.world.reads.listening:
             self.world.reads.containers(args)
-        if safe_isinstance(first, OutsideIterator) and name in ("iter", "next"):
+        if safe_isinstance(first, NativeIterator) and name in ("iter", "next"):
             return first if name == "iter" else first.__next__()
         if name in _TEXT:
             return self._text(name, args)

@@ -18,8 +18,8 @@ from sidefx_train.compile.capture.recording.tracer import GraphTracer
 from sidefx_train.compile.capture.recording.write_log import WriteLog
 from sidefx_train.compile.capture.shadows import finalizers
 from sidefx_train.compile.capture.shadows.deferred_values import (
-    CallResult,
     DeferredCall,
+    DeferredResult,
 )
 from sidefx_train.compile.capture.shadows.shadow_table import ShadowTable
 from sidefx_train.compile.capture.world import backward_reads
@@ -240,7 +240,7 @@ class TraceWorld(CaptureWorldAPI):
     def defer_change(self, fn: Callable[..., Any], args: tuple[Any, ...], what: str) -> None:
         self.deferral.defer_change(fn, args, what)
 
-    def defer_for_result(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallResult:
+    def defer_for_result(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> DeferredResult:
         return self.deferral.defer_for_result(fn, args, kwargs)
 
     def freeze(self, value: Any) -> Any:

@@ -66,7 +66,14 @@ def trained(net: str, compiled: bool, narrow: bool = False, **options: Any) -> t
 
 
 @pytest.mark.parametrize("way", [LAST, AS_CAPTURED])
-@pytest.mark.parametrize(("net", "narrow"), [*((net, False) for net in NETS), ("images", True), ("sequences", True)])
+@pytest.mark.parametrize(
+    ("net", "narrow"),
+    [
+        *((net, False) for net in NETS),
+        ("images", True),
+        pytest.param("sequences", True, marks=pytest.mark.slow),  # in full precision above; images prove autocast
+    ],
+)
 def test_right_in_both_layouts(monkeypatch: pytest.MonkeyPatch, way: str, net: str, narrow: bool) -> None:
     choose(monkeypatch, way)
     wanted, _ = trained(net, False, narrow)
@@ -83,7 +90,7 @@ def test_right_in_both_layouts(monkeypatch: pytest.MonkeyPatch, way: str, net: s
 
 
 @pytest.mark.parametrize("way", [LAST, AS_CAPTURED])
-def test_inductor_turns_nothing_in_a_contiguous_graph(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+def test_inductor_converts_nothing_in_a_contiguous_graph(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """Otherwise Inductor would convert each image if oneDNN is available."""
     choose(monkeypatch, way)
     lower, seen = compat.inductor_compile, []
@@ -116,7 +123,7 @@ def graph_of(*images: torch.Tensor, weight: torch.Tensor, backward: bool = False
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_inductor_turns_no_image_of_its_own_accord(dtype: torch.dtype) -> None:
+def test_inductor_converts_no_image_to_channels_last_by_itself(dtype: torch.dtype) -> None:
     graph = graph_of(torch.randn(2, 4, 6, 6, dtype=dtype), weight=torch.randn(4, 4, 3, 3, dtype=dtype))
     assert conv_layout.supports_channels_last(graph) == (dtype == torch.float32)
 

@@ -68,9 +68,9 @@ def test_every_shape_and_layout(left: str, right: str, dtype: torch.dtype) -> No
             assert (around[:16] == 7).all() and (around[-16:] == 7).all(), (height, depth, width)
 
 
-@pytest.mark.parametrize("turned", [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("transposed", [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize(("threads", "dtype"), [(1, torch.float32), (3, torch.float32), (3, torch.bfloat16)])
-def test_batches(turned: tuple[bool, bool], threads: int, dtype: torch.dtype) -> None:
+def test_batches(transposed: tuple[bool, bool], threads: int, dtype: torch.dtype) -> None:
     """Includes batches of one matrix, batches that share one matrix, and gaps between the matrices."""
     torch.manual_seed(0)
     before = torch.get_num_threads()
@@ -78,7 +78,9 @@ def test_batches(turned: tuple[bool, bool], threads: int, dtype: torch.dtype) ->
     try:
         for count, height, depth, width in itertools.product((1, 3, 40), (1, 7, 33), (1, 16, 40), (1, 16, 17, 48, 130)):
             a, b = (torch.randn(size, dtype=dtype) for size in ((count, height, depth), (count, depth, 2 * width)))
-            a, b = (_turned(t) if turn else t for t, turn in zip((a, b[..., :width]), turned, strict=True))
+            a, b = (
+                _transposed(t) if transpose else t for t, transpose in zip((a, b[..., :width]), transposed, strict=True)
+            )
             for left, right in (
                 (a, b),
                 (a[:1].expand(count, height, depth), b),
@@ -95,7 +97,7 @@ def test_batches(turned: tuple[bool, bool], threads: int, dtype: torch.dtype) ->
         torch.set_num_threads(before)
 
 
-def _turned(matrices: torch.Tensor) -> torch.Tensor:
+def _transposed(matrices: torch.Tensor) -> torch.Tensor:
     """Returns the same numbers, stored by columns."""
     return matrices.transpose(1, 2).contiguous().transpose(1, 2)
 
@@ -230,7 +232,7 @@ def test_the_fastest_is_used(times: dict[str, float], used: str, monkeypatch: py
     assert choice.chosen == used_by[used]
 
 
-def test_products_are_told_by_how_their_operands_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_are_distinguished_by_the_layout_of_their_operands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matmul, "timings", lambda tasks: {})
     a, b = torch.randn(4, 6), torch.randn(8, 6)
     module = make_fx(lambda a, b: (a @ b[::2].T, a @ b.T, a.T @ a), tracing_mode="fake")(a, b)
@@ -403,7 +405,9 @@ def test_what_may_be_the_fastest_is_measured_longer(
     monkeypatch.setattr(timing, "_WORTH", patience)
     found = timing.measured(lambda: {name: candidate(name) for name in seconds}, 1e8, 1)
     assert found == pytest.approx(seconds)
-    assert [calls[name] for name in seconds] == [2 * turn for turn in turns], "one call, and one that is timed"
+    assert [calls[name] for name in seconds] == [2 * transpose for transpose in turns], (
+        "one call, and one that is timed"
+    )
 
 
 def test_where_threads_wait_for_others_one_thread_is_measured_and_nothing_kept(

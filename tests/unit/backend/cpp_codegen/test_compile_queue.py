@@ -35,7 +35,7 @@ def test_units_are_compiled_one_after_the_other_and_equal_ones_once(queue: Compi
     assert not folder.exists()
 
 
-def test_the_first_error_ends_all_and_the_workshop_can_be_used_again(queue: CompileQueue) -> None:
+def test_the_first_error_ends_all_and_the_queue_can_be_used_again(queue: CompileQueue) -> None:
     good = Unit("int f() { return 1; }", PLAIN)
     for unit in (good, Unit("#error not this\n", PLAIN), good):
         queue.compile(unit)

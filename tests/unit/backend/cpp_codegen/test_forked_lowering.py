@@ -22,7 +22,7 @@ def _slowly(i: int) -> tuple[int, int]:
     return i, os.getpid()
 
 
-def test_each_piece_is_done_once_and_told_of_where_the_fork_did_it() -> None:
+def test_each_piece_is_done_once_and_reported_where_the_fork_did_it() -> None:
     came: list[Any] = []
     shared = Shared(6, _slowly, _slowly, came.append)
     made = shared.run()

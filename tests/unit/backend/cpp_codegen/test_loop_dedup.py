@@ -131,7 +131,7 @@ def test_small_types_are_left_to_inductor(seen: list[Any]) -> None:
     assert all(result.isfinite().all() for result in results)
 
 
-def test_what_differs_is_generated_anew(seen: list[Any]) -> None:
+def test_loops_that_differ_are_generated_separately(seen: list[Any]) -> None:
     """Equal operations with another constant, another index, or another type."""
 
     def step(x: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, ...]:

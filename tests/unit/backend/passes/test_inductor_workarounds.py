@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -20,14 +22,27 @@ SUMS = {
 }
 
 
+@functools.cache
+def summed(dtype, autotune):
+    """Returns eager's and the captured results of every sum, from one step; each has its own inputs and product."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = {
+        name: [torch.randn(*size, generator=generator, dtype=dtype) for size in ((8, 5), (8, 6), (6, 5))]
+        for name in SUMS
+    }
+
+    def step(inputs):
+        return {name: SUMS[name](*inputs[name]) for name in SUMS}
+
+    return step(inputs), sidefx_train.compile(step, autotune=autotune, on_failure="raise")(inputs)
+
+
 @pytest.mark.parametrize("autotune", ["off", "on"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", SUMS)
 def test_sum(name, dtype, autotune):
-    generator = torch.Generator().manual_seed(0)
-    x, a, b = (torch.randn(*size, generator=generator, dtype=dtype) for size in ((8, 5), (8, 6), (6, 5)))
-    wanted = SUMS[name](x, a, b)
-    torch.testing.assert_close(sidefx_train.compile(SUMS[name], autotune=autotune)(x, a, b), wanted)
+    wanted, found = summed(dtype, autotune)
+    torch.testing.assert_close(found[name], wanted[name])
 
 
 def test_update_written_by_hand():
@@ -63,11 +78,21 @@ TYPES = {
 }
 
 
+@functools.cache
+def typed():
+    """Returns eager's and the captured results of every function, from one step."""
+
+    def step(i):
+        return {name: TYPES[name](i) for name in TYPES}
+
+    given = torch.arange(5)
+    return step(given), sidefx_train.compile(step, on_failure="raise")(given)
+
+
 @pytest.mark.parametrize("name", TYPES)
 def test_type(name):
-    given = torch.arange(5)
-    wanted, found = TYPES[name](given), sidefx_train.compile(TYPES[name])(given)
-    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    wanted, found = typed()
+    torch.testing.assert_close(found[name], wanted[name], rtol=0, atol=0)
 
 
 POOLINGS = [

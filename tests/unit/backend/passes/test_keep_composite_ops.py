@@ -116,7 +116,7 @@ FUSED = {
 
 
 @pytest.mark.parametrize("name", FUSED)
-def test_taken_apart_where_something_is_fused(name):
+def test_decomposed_where_something_is_fused(name):
     torch.manual_seed(0)
     norm, f, g = nn.LayerNorm(32), nn.Linear(32, 32), nn.Linear(32, 32)
     want, have, notes = trained(FUSED[name](norm, f, g), norm, f, g, x=torch.randn(8, 32, requires_grad=True))
@@ -125,13 +125,13 @@ def test_taken_apart_where_something_is_fused(name):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_other_types_are_taken_apart(dtype):
+def test_other_types_are_decomposed(dtype):
     norm = nn.LayerNorm(32, dtype=dtype)
     x = torch.randn(8, 32, dtype=dtype, requires_grad=True)
     assert not count(trained(norm, norm, x=x)[2])
 
 
-def test_small_ones_are_taken_apart(monkeypatch):
+def test_small_ones_are_decomposed(monkeypatch):
     monkeypatch.setattr(whole, "_FEWEST", 8 * 32 + 1)
     norm = nn.LayerNorm(32)
     want, have, notes = trained(norm, norm, x=torch.randn(8, 32, requires_grad=True))
@@ -139,7 +139,7 @@ def test_small_ones_are_taken_apart(monkeypatch):
     assert_equal(have, want, exactly=False)
 
 
-def test_sizes_that_change_are_taken_apart():
+def test_symbolic_sizes_are_decomposed():
     norm, product = nn.LayerNorm(32), nn.Linear(32, 4)
     compiled = sidefx_train.compile(lambda x: product(norm(x)), fullgraph=True, dynamic=True)
     for rows in (5, 7, 9):
@@ -174,7 +174,7 @@ WINDOWS = {
 
 
 @pytest.mark.parametrize("name", WINDOWS)
-def test_windows_and_turns(name):
+def test_windows_and_reversed_dimensions(name):
     shape, net, expected = WINDOWS[name]
     torch.manual_seed(0)
     want, have, notes = trained(net, x=torch.randn(shape, requires_grad=True))
@@ -191,14 +191,14 @@ APART = {
 
 
 @pytest.mark.parametrize("name", APART)
-def test_whole_rows_are_moved_by_loops(name):
+def test_whole_rows_are_copied_by_loops(name):
     torch.manual_seed(0)
     want, have, notes = trained(APART[name], x=torch.randn(4, 32, requires_grad=True))
     assert not count(notes)
     assert_equal(have, want, exactly=False)
 
 
-def test_small_windows_are_taken_apart(monkeypatch):
+def test_small_windows_are_decomposed(monkeypatch):
     monkeypatch.setattr(whole, "_FEWEST_WINDOWS", 1 << 20)
     x = torch.randn(2, 3, 8, 8, requires_grad=True)
     want, have, notes = trained(lambda given: F.unfold(given.flip(3), 3), x=x)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import sidefx_train
 from sidefx_train.compile.backend import inductor
 from sidefx_train.compile.backend.passes import repeated_regions
-from sidefx_train.compile.backend.passes.repeated_regions import Division, divide
+from sidefx_train.compile.backend.passes.repeated_regions import Division, find_regions
 from tests.support.disk_cache import new_cache
 
 
@@ -52,10 +52,10 @@ def divisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[
     found: list[Division | None] = []
 
     def noted(graph: fx.Graph) -> Division | None:
-        found.append(divide(graph))
+        found.append(find_regions(graph))
         return found[-1]
 
-    monkeypatch.setattr(inductor, "divide", noted)
+    monkeypatch.setattr(inductor, "find_regions", noted)
     yield found
 
 
@@ -92,7 +92,7 @@ def test_equal_layers_are_lowered_once(divisions: list[Division | None]) -> None
     _same(expected, actual)
     (division,) = divisions
     assert division is not None
-    counts = sorted(division.kinds.count(kind) for kind in set(division.kinds))
+    counts = sorted(division.classes.count(kind) for kind in set(division.classes))
     assert counts[-2:] == [4, 4], "forward and backward of four layers"
     notes = [note for capture in step.report().captures for note in capture.notes]
     assert any("regions of" in note for note in notes) and not any("failed" in note for note in notes), notes
@@ -103,7 +103,7 @@ def test_parts_compute_what_the_whole_computes(
 ) -> None:
     divided, _ = _train(Network, _compile)
     assert divisions[-1] is not None
-    monkeypatch.setattr(inductor, "divide", lambda graph: None)
+    monkeypatch.setattr(inductor, "find_regions", lambda graph: None)
     new_cache(tmp_path / "another", monkeypatch)
     whole, _ = _train(Network, _compile)
     _same(whole, divided)
@@ -127,7 +127,7 @@ def test_a_library_of_parts_is_kept(divisions: list[Division | None]) -> None:
     assert any("from the cache" in note for capture in step.report().captures for note in capture.notes)
 
 
-def test_layers_that_are_not_alike_are_not(divisions: list[Division | None]) -> None:
+def test_layers_that_differ_are_not_repeated_regions(divisions: list[Division | None]) -> None:
     def make() -> nn.Module:
         return Network(hidden=(24, 32, 40, 48))
 
@@ -144,7 +144,7 @@ def test_alternating_layers(divisions: list[Division | None]) -> None:
     expected, _ = _train(make, lambda step: step)
     actual, _ = _train(make, _compile)
     division = divisions[-1]
-    assert division is not None and max(map(division.kinds.count, division.kinds)) == 3, "pairs of layers"
+    assert division is not None and max(map(division.classes.count, division.classes)) == 3, "pairs of layers"
     _same(expected, actual)
 
 
@@ -198,7 +198,7 @@ def _graph(function: Callable[..., Any], *args: torch.Tensor) -> fx.Graph:
     return make_fx(function, tracing_mode="fake")(*args).graph
 
 
-def test_every_value_that_a_part_takes_is_given_before() -> None:
+def test_every_input_of_a_region_is_computed_before_it() -> None:
     torch.manual_seed(0)
     layers = [Block(16, 0.0, 32).requires_grad_(False) for _ in range(5)]
 
@@ -210,16 +210,16 @@ def test_every_value_that_a_part_takes_is_given_before() -> None:
         return x
 
     graph = _graph(run, torch.randn(2, 5, 16), *(p for layer in layers for p in layer.parameters()))
-    division = divide(graph)
+    division = find_regions(graph)
     assert division is not None
     there = {node for node in graph.nodes if node.op == "placeholder"}
-    for part, kind in zip(division.parts, division.kinds, strict=True):
-        assert set(part.takes) <= there, "taken before it is computed"
-        there |= {part.items[i] for i in part.gives}
-        first = division.parts[kind]
-        assert [node.target for node in part.items] == [node.target for node in first.items]
-        assert len(part.takes) == len(first.takes) and part.gives == first.gives
-    assert repeated_regions.divide(_graph(lambda x: x.sin() + x, torch.randn(3))) is None
+    for region, number in zip(division.regions, division.classes, strict=True):
+        assert set(region.takes) <= there, "taken before it is computed"
+        there |= {region.items[i] for i in region.gives}
+        first = division.regions[number]
+        assert [node.target for node in region.items] == [node.target for node in first.items]
+        assert len(region.takes) == len(first.takes) and region.gives == first.gives
+    assert repeated_regions.find_regions(_graph(lambda x: x.sin() + x, torch.randn(3))) is None
 
 
 def test_writes_and_symbols_are_lowered_as_a_whole() -> None:
@@ -229,8 +229,8 @@ def test_writes_and_symbols_are_lowered_as_a_whole() -> None:
         x.copy_(y)
         return y
 
-    assert divide(_graph(writes, torch.randn(4, 4), torch.randn(4, 4))) is None
-    assert divide(_graph(lambda y: writes(torch.zeros(4, 4), y), torch.randn(4, 4))) is None
+    assert find_regions(_graph(writes, torch.randn(4, 4), torch.randn(4, 4))) is None
+    assert find_regions(_graph(lambda y: writes(torch.zeros(4, 4), y), torch.randn(4, 4))) is None
 
 
 def test_a_fork_lowers_some_kinds_to_what_they_are_lowered_to_here(

@@ -196,7 +196,7 @@ def test_options_of_later_versions_are_refused():
 def test_nothing_stays_in_the_way_of_a_graph_that_has_proved_itself():
     _, step = make(backend="inductor")
     step(*BATCHES[0])
-    (entry,) = step._entries
+    (entry,) = step._cache.entries
     assert entry.replay.__globals__["run"] is not entry.executable.run
     step(*BATCHES[1])
     assert len(step.report().captures[0].verification) == 1
@@ -278,7 +278,7 @@ def test_what_was_lowered_is_not_functionalized_again_to_compare(tmp_path, monke
     step(torch.ones(6, 12))
     (found,) = step.report().captures[0].verification
     assert found.startswith("equal") and len(calls) == 1
-    assert not step._entries[0].executable.functional, "the graph lives on"
+    assert not step._cache.entries[0].executable.functional, "the graph lives on"
 
 
 def test_a_graph_that_failed_leaves_no_proof(tmp_path, monkeypatch):

@@ -222,7 +222,7 @@ def test_tensors_are_readable() -> None:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_is_noticed_every_way(change: str) -> None:
+def test_a_changed_object_fails_its_guard_in_every_kind_of_check(change: str) -> None:
     thing = Thing()
     guards = everything(thing)
     assert native_check.split(guards) == (guards, [])
@@ -236,7 +236,9 @@ def test_a_change_is_noticed_every_way(change: str) -> None:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_is_noticed_before_and_after_the_module_is_there(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_object_fails_its_guard_before_and_after_the_native_module_is_built(
+    change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _native()
     there = False
     monkeypatch.setattr(native_check, "guards_ready", lambda: there)
@@ -267,7 +269,7 @@ def test_nobody_waits_for_the_guards(tmp_path: Any, monkeypatch: pytest.MonkeyPa
     step = compile_step(lambda x: model(x).sum().backward(), backend="eager")
 
     def waiting() -> list[bool]:
-        checks = [entry.replay.__globals__[native_check.CHECK] for entry in step._entries]
+        checks = [entry.replay.__globals__[native_check.CHECK] for entry in step._cache.entries]
         return [isinstance(check, native_check.UntilBuilt) for check in checks]
 
     for _ in range(4):

@@ -21,7 +21,7 @@ def _layers(x: torch.Tensor, w: torch.Tensor) -> Any:
     return x, *x.max(1), *x.topk(2), x.split(2)
 
 
-def _alike_but_for_types(x: torch.Tensor, w: torch.Tensor) -> Any:
+def _equal_but_for_types(x: torch.Tensor, w: torch.Tensor) -> Any:
     ones = [torch.full((2,), value) for value in (1, 1.0, True, 1, 1.0, True)]
     return ones, x.sum(0), x.sum(0, True), x.sum(0, dtype=torch.float64), x.t() + 1, x + 1, x.t() + 1
 
@@ -65,7 +65,7 @@ def _symbolic_place(x: torch.Tensor, w: torch.Tensor) -> Any:
     return row + 1, row + 1, torch.stack((row, row)).sum()
 
 
-PROGRAMS = [_layers, _alike_but_for_types, _in_place, _constants, _default_dtype, _bits, _other_memory, _symbolic_place]
+PROGRAMS = [_layers, _equal_but_for_types, _in_place, _constants, _default_dtype, _bits, _other_memory, _symbolic_place]
 
 
 def _described(value: Any, memories: dict[int, int]) -> Any:
@@ -111,7 +111,7 @@ def _of_torch(tracer: Any) -> Any:
 @pytest.mark.parametrize("dynamic", [False, True], ids=["exact", "symbolic"])
 def test_the_graph_is_what_torch_records(program: Any, dynamic: bool) -> None:
     if dynamic and program in (_layers, _constants, _bits, _other_memory):
-        program = _alike_but_for_types  # recording does not affect a condition on the size
+        program = _equal_but_for_types  # recording does not affect a condition on the size
     assert _recorded(compat.RecordingMode, program, dynamic) == _recorded(_of_torch, program, dynamic)
 
 

@@ -199,7 +199,7 @@ def test_diff_says_what_and_where() -> None:
     ], found
 
 
-def test_tensors_differ_unless_told_the_same() -> None:
+def test_tensors_differ_unless_declared_equal() -> None:
     def step(o: Any, x: Any) -> None:
         mark()
         o.loss = x + 1

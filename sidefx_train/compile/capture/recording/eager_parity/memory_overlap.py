@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.graph.strided_layout import extent, hint, hinted_layout, is_dense
 from sidefx_train.compile.graph.view_chains import STRIDED
 from sidefx_train.errors import Unsupported
 
@@ -129,25 +130,6 @@ def _layout(t: torch.Tensor) -> tuple[Any, ...]:
     return (compat.storage_id(t), t.storage_offset() * t.itemsize, t.itemsize, tuple(t.shape), tuple(t.stride()))
 
 
-def is_dense(t: torch.Tensor) -> bool:
-    """Returns True if elements lie one after another, in any order of dimensions: the common case, decided quickly."""
-    expected: Any = 1
-    for stride, size in sorted((s, n) for n, s in _hinted(t) if n != 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
-
-
-def _hinted(t: torch.Tensor) -> list[tuple[int, int]]:
-    """Returns (size, stride) of each dimension; for symbolic ones their values in this capture."""
-    return [(_hint(n), _hint(s)) for n, s in zip(t.shape, t.stride(), strict=True)]
-
-
-def _hint(number: Any) -> int:
-    return number if isinstance(number, int) else compat.hint_of(number)
-
-
 def _is_known(t: torch.Tensor) -> bool:
     """Returns False if a size exists only when the graph runs."""
     numbers = (*t.shape, *t.stride(), t.storage_offset())
@@ -155,7 +137,7 @@ def _is_known(t: torch.Tensor) -> bool:
 
 
 def _several_in_one_place(t: torch.Tensor) -> bool:
-    dims = [(size, stride) for size, stride in _hinted(t) if size != 1]
+    dims = [(size, stride) for size, stride in hinted_layout(t) if size != 1]
     if any(stride == 0 for _, stride in dims):
         return True
     reach = 0
@@ -166,13 +148,13 @@ def _several_in_one_place(t: torch.Tensor) -> bool:
     else:
         return False
     with compat.real_world():
-        return int(_places(t, 0, _extent(t)[1] // t.itemsize - _hint(t.storage_offset())).sum()) < t.numel()
+        return int(_places(t, 0, _extent(t)[1] // t.itemsize - hint(t.storage_offset())).sum()) < t.numel()
 
 
 def _extent(t: torch.Tensor) -> tuple[int, int]:
     """Returns the byte offsets of a tensor's begin and end in its storage."""
-    start = _hint(t.storage_offset())
-    reach = sum((size - 1) * stride for size, stride in _hinted(t))
+    start = hint(t.storage_offset())
+    reach = sum((size - 1) * stride for size, stride in hinted_layout(t))
     return start * t.itemsize, (start + reach + 1) * t.itemsize
 
 
@@ -200,17 +182,13 @@ def _require_disjoint(a: torch.Tensor, b: torch.Tensor) -> None:
     numbers = [n for t in (a, b) for n in (*t.shape, *t.stride(), t.storage_offset())]
     if all(isinstance(n, int) for n in numbers):
         return
-    ends = []
-    for t in (a, b):
-        reach = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
-        ends.append((t.storage_offset() * t.itemsize, (t.storage_offset() + reach + 1) * t.itemsize))
-    (a_low, a_high), (b_low, b_high) = ends
+    (a_low, a_high), (b_low, b_high) = extent(a), extent(b)
     bool(a_low >= b_high) or bool(b_low >= a_high)
 
 
 def _places(t: torch.Tensor, start: int, size: int) -> torch.Tensor:
     """Returns a mask of the elements, among ``size``, that belong to a tensor with offset ``start``."""
     mask = torch.zeros(size, dtype=torch.bool, device="cpu")
-    dims = _hinted(t)
+    dims = hinted_layout(t)
     mask.as_strided([n for n, _ in dims], [s for _, s in dims], start).fill_(True)
     return mask

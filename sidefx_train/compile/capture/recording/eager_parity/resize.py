@@ -47,7 +47,7 @@ def _needs_more(given: torch.Tensor, size: tuple[int, ...]) -> bool:
     return end * given.itemsize > given.untyped_storage().nbytes()
 
 
-def turn(given: torch.Tensor, size: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
+def set_layout(given: torch.Tensor, size: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
     """Sets a tensor's layout; a resize does not increment its version counter."""
     if (size, strides) == (tuple(given.shape), tuple(given.stride())):
         return given

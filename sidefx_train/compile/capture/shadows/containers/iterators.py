@@ -4,7 +4,7 @@ A part of a step receives the iterators of loops that are running. The shadow of
 same class over shadows, at the same position; the epilogue advances the real one by as many items as the step took.
 
 This makes one entry per position. If the position has changed between calls, and for iterators that do not expose it,
-the shadow is an :class:`OutsideIterator`: the real iterator is advanced natively, between two parts that fit every
+the shadow is an :class:`NativeIterator`: the real iterator is advanced natively, between two parts that fit every
 iteration.
 """
 
@@ -119,7 +119,7 @@ def iteration_is_invalid(view: Callable[[Any], Any]) -> Iterator[Any]:
     return iterator
 
 
-class OutsideIterator:
+class NativeIterator:
     """Shadow of an iterator that only native code can advance.
 
     Args:
@@ -133,7 +133,7 @@ class OutsideIterator:
         self.cls = cls
         self.refuse = refuse
 
-    def __iter__(self) -> OutsideIterator:
+    def __iter__(self) -> NativeIterator:
         return self
 
     def __next__(self) -> Any:
@@ -144,11 +144,11 @@ class OutsideIterator:
         return types.MethodType(_call_outside, self)
 
 
-def _call_outside(iterator: OutsideIterator, *args: Any, **kwargs: Any) -> NoReturn:
+def _call_outside(iterator: NativeIterator, *args: Any, **kwargs: Any) -> NoReturn:
     iterator.refuse()
 
 
-class ClosingIterator(OutsideIterator, ClosingStandIn):
+class ClosingIterator(NativeIterator, ClosingStandIn):
     """Shadow of an outside iterator with a pending finally; only the program refers to the shadow.
 
     Args:
@@ -168,7 +168,7 @@ class ClosingIterator(OutsideIterator, ClosingStandIn):
 
 
 NATIVE_CODE.add(id(_call_outside.__code__))
-for _cls in (OutsideIterator, ClosingIterator):
+for _cls in (NativeIterator, ClosingIterator):
     NATIVE_CODE.update(id(fn.__code__) for fn in vars(_cls).values() if safe_isinstance(fn, types.FunctionType))
 
 
@@ -188,19 +188,19 @@ class IteratorRecord(Record):
 class ClosingRecord(Record):
     """Record of an iterator whose shadow only the program refers to."""
 
-    _held: weakref.ref[OutsideIterator]
+    _held: weakref.ref[NativeIterator]
 
     @property
-    def shadow(self) -> OutsideIterator:  # type: ignore[override]
-        held: OutsideIterator | None = self._held()
+    def shadow(self) -> NativeIterator:  # type: ignore[override]
+        held: NativeIterator | None = self._held()
         if held is None:  # another reference keeps it alive
-            held = self._kept = OutsideIterator(type(self.real), self._refuse)
+            held = self._kept = NativeIterator(type(self.real), self._refuse)
             self._held = weakref.ref(held)
             self.heap.by_shadow[id(held)] = self
         return held
 
     @shadow.setter
-    def shadow(self, made: OutsideIterator) -> None:
+    def shadow(self, made: NativeIterator) -> None:
         self._refuse = made.refuse
         self._held = weakref.ref(made)
 
@@ -233,7 +233,7 @@ def advance(iterator: Iterator[Any], count: int | None) -> None:
 def outside_iterator(heap: ShadowTableAPI, real: Any, source: Source) -> Record:
     """Returns the record of an iterator whose position is not shadowed."""
     heap.guard("type", source, type(real))
-    return Record(heap, real, OutsideIterator(type(real), _refusal(heap, source)), source)
+    return Record(heap, real, NativeIterator(type(real), _refusal(heap, source)), source)
 
 
 def _refusal(heap: ShadowTableAPI, source: Source) -> Callable[[], NoReturn]:

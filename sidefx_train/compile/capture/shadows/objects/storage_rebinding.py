@@ -1,8 +1,8 @@
 """Storage replacement in a step: ``t.data = x``, ``t.set_(x)``, a ``resize_`` past the end of the storage.
 
 The fake tensor takes the other tensor's storage, as in eager, and later operations on it are recorded on a view of the
-other tensor. An outside tensor keeps a second fake for its entry storage (``TensorRecord.home``). The epilogue replaces
-the storage of the real tensor before any other effect.
+other tensor. An outside tensor keeps a second fake for its entry storage (``TensorRecord.entry_storage``). The epilogue
+replaces the storage of the real tensor before any other effect.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import torch
 from torch import fx
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.capture.recording.eager_parity.resize import turn
+from sidefx_train.compile.capture.recording.eager_parity.resize import set_layout
 from sidefx_train.compile.capture.shadows.records import TensorRecord
 from sidefx_train.compile.graph.kernel_strides import without_outs
+from sidefx_train.compile.graph.strided_layout import fills_its_range
 from sidefx_train.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 
-class GivenMemory:
+class StorageRebinding:
     """Tensors whose storage the step replaced.
 
     Args:
@@ -113,7 +114,7 @@ class GivenMemory:
             middle, tail = rest.split("[2]")
             self.warn(f"{head}{list(out.shape)}{middle}{list(value.shape)}{tail}")
         out.resize_(value.shape)
-        turn(out, tuple(value.shape), tuple(value.stride()))
+        set_layout(out, tuple(value.shape), tuple(value.stride()))
         out.copy_(value)
 
     def _misfits(
@@ -160,7 +161,7 @@ class GivenMemory:
         place = _storage(tensor)
         others = [other for other in compat.tracked_tensors(self.heap.tracer.tracer).values() if other is not tensor]
         record = self.heap.record_of(tensor)
-        if isinstance(record, TensorRecord) and record.home is not None:
+        if isinstance(record, TensorRecord) and record.entry_storage is not None:
             self.heap.refuse("SFX108", f"{what} whose storage was replaced before")
         if any(_storage(other) == place for other in others):
             self.heap.refuse("SFX108", f"{what} whose storage other tensors share")
@@ -203,28 +204,28 @@ class GivenMemory:
         raise stop
 
     def _leave_home(self, record: TensorRecord) -> None:
-        if record.home is not None:
+        if record.entry_storage is not None:
             return
         tracer = self.heap.tracer
         self._replaced.append(record)
-        record.home = compat.fake_counted(record.shadow)
-        compat.track(record.home, fx.Proxy(tracer.node_of(record.shadow), tracer.tracer), tracer.tracer)
+        record.entry_storage = compat.fake_counted(record.shadow)
+        compat.track(record.entry_storage, fx.Proxy(tracer.node_of(record.shadow), tracer.tracer), tracer.tracer)
 
     def finish(self) -> None:
         """Records the storage of outside tensors at the end of the step."""
         for record in self.replaced():
-            if record.given is not None:
+            if record.new_storage is not None:
                 continue
-            if _place(record.shadow) == _place(record.home):
+            if _place(record.shadow) == _place(record.entry_storage):
                 record.returned = True
                 continue
-            record.given = self.heap.tracer.data_of(record.shadow)
-            grown = self._resized.get(id(record.shadow))
-            record.grown = grown is not None and _storage(grown) == _storage(record.shadow)
+            record.new_storage = self.heap.tracer.data_of(record.shadow)
+            resized = self._resized.get(id(record.shadow))
+            record.resized = resized is not None and _storage(resized) == _storage(record.shadow)
             if (
-                grown is not None
-                and record.grown
-                and (grown.numel() != record.shadow.numel() or not _covers_buffer(record))
+                resized is not None
+                and record.resized
+                and (resized.numel() != record.shadow.numel() or not _covers_buffer(record))
             ):
                 self.heap.refuse("SFX108", f"{record.source.label} was resized, and does not fill its storage any more")
 
@@ -233,7 +234,7 @@ class GivenMemory:
         record = self.heap.record_of(tensor)
         if isinstance(record, TensorRecord):
             return record
-        return next((each for each in self._replaced if each.home is tensor), None)
+        return next((each for each in self._replaced if each.entry_storage is tensor), None)
 
     def replaced(self) -> tuple[TensorRecord, ...]:
         """Returns the outside tensors whose storage was replaced."""
@@ -280,8 +281,7 @@ def _warned() -> str:
 
 
 def _covers_buffer(record: TensorRecord) -> bool:
-    dense = sum((size - 1) * stride for size, stride in zip(record.shadow.shape, record.shadow.stride(), strict=True))
-    return bool(record.shadow.storage_offset() == 0 and dense + 1 == record.shadow.numel())
+    return bool(record.shadow.storage_offset() == 0) and fills_its_range(record.shadow)
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -12,6 +12,7 @@ from sidefx_train.compile.capture.guards.guard import TensorFacts
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.shadows.records import UNREAD, TensorRecord
 from sidefx_train.compile.common.distributed_models import refuse_if_distributed
+from sidefx_train.compile.common.sentinels import DYNAMIC_DIMS
 from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.graph.artifacts import InputKind
 
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
 
 
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-
-MARK = "_sidefx_dynamic"
-"""Attribute of a tensor with its dynamic dimensions."""
 
 
 def tensor_shadow(heap: ShadowTableAPI, real: torch.Tensor, source: Source) -> Any:
@@ -45,7 +43,7 @@ def tensor_shadow(heap: ShadowTableAPI, real: torch.Tensor, source: Source) -> A
         heap.refuse("SFX109", f"{source.label} is a view whose storage was replaced (.data)")
     address = compat.storage_address(real)
     for other in heap.memory.replaced():
-        if other.real is real._base or (compat.storage_address(other.real) == address and other.grown):
+        if other.real is real._base or (compat.storage_address(other.real) == address and other.resized):
             reason = f"{source.label} shares storage with {other.source.label}, whose storage was replaced"
             heap.refuse("SFX109", reason)
     resized = not safe_isinstance(real, torch.nn.Parameter) and any(
@@ -177,4 +175,4 @@ def guard_accumulation_hooks(heap: ShadowTableAPI) -> None:
 
 def marked_dims(tensor: torch.Tensor) -> set[int]:
     """Returns the dimensions passed to :func:`sidefx_train.mark_dynamic`."""
-    return set(getattr(tensor, MARK, ()))
+    return set(getattr(tensor, DYNAMIC_DIMS, ()))

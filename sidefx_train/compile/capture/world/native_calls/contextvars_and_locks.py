@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from sidefx_train.compile.capture.shadows import transient_objects
-from sidefx_train.compile.capture.shadows.deferred_values import CallResult, DeferredCall
+from sidefx_train.compile.capture.shadows.deferred_values import DeferredCall, DeferredResult
 from sidefx_train.compile.capture.shadows.records import Record
 from sidefx_train.compile.common.plain_values import PLAIN_TYPES
 from sidefx_train.compile.common.sentinels import ABSENT
@@ -82,7 +82,7 @@ class ContextVariables:
             if heap.record_of(change.variable) is None:
                 self._refuse(f"leaves the context variable {change.variable.name}, made in the step, set")
             token, value = change.token, change.value
-            method, result = getattr(change.variable, change.name), CallResult()
+            method, result = getattr(change.variable, change.name), DeferredResult()
             if change.name == "reset":
                 deferred.append(DeferredCall(method, (token,), {}, change.location, None, result))
                 continue

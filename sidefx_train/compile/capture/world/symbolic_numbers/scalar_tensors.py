@@ -83,7 +83,7 @@ def host_value(world: CaptureContext, tensor: Any) -> Any:
 
 def _of_input(world: CaptureContext, record: TensorRecord, before: fx.Node | None) -> Any:
     """Returns the number in an input when ``before`` reads it, or now if that is ``None``."""
-    if record.real.numel() != 1 or record.real.device.type != "cpu" or record.home is not None:
+    if record.real.numel() != 1 or record.real.device.type != "cpu" or record.entry_storage is not None:
         return None
     writes = [node for node in world.writes.to(record.shadow) if before is None or node < before]
     if record.real.dtype is torch.bool:

@@ -2,14 +2,14 @@
 
 A symbolic float passes through torch's C++ code only where a schema says ``Scalar`` and no derivative computes with
 it. ``dropout(x, p)`` takes a ``double``, and the derivative of ``lerp`` computes ``1 - weight``: both would make the
-number a constant. Such a call runs with a *decoy* instead, a float that occurs nowhere else. A constant of a recorded
-operation that is the decoy, or a simple function of it (``1 - p``), is replaced by the symbolic number, in the forward
+number a constant. Such a call runs with a *probe* instead, a float that occurs nowhere else. A constant of a recorded
+operation that is the probe, or a simple function of it (``1 - p``), is replaced by the symbolic number, in the forward
 and in any derivative.
 
 That is right if C++ code only passes the number on or computes one of the known functions. Before the call is recorded
-it therefore runs twice on other fake tensors, forward and two derivatives, with two decoys: operations must be the
+it therefore runs twice on other fake tensors, forward and two derivatives, with two probes: operations must be the
 same, and every constant that differs must be known. Code that branches on a number compares it with -1, 0, 1, 2,
-infinity or another number of the call: the decoy lies between the same two of them, which is guarded.
+infinity or another number of the call: the probe lies between the same two of them, which is guarded.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _BOUNDS = (-math.inf, -1.0, 0.0, 1.0, 2.0, math.inf)
 _HIDING = frozenset({aten.lift_fresh.default, aten.lift.default, aten.lift_fresh_copy.default})
 """Operations on tensors that Python or C++ code filled without the dispatcher."""
 _UNBOUNDED = 10.0
-"""Decoys above the largest finite bound, or below the smallest, are at most this far away."""
+"""Probes above the largest finite bound, or below the smallest, are at most this far away."""
 _GOLDEN = 0.6180339887498949
 _ORDERS = 2
 """Derivatives compared."""
@@ -85,8 +85,8 @@ _WHOLE: tuple[Callable[[Any], Any], ...] = (
 _DEPTH = 3
 
 
-class Decoys:
-    """The decoys of one capture.
+class Probes:
+    """The probes of one capture.
 
     Attributes:
         symbols: functions that compute the symbolic number, by the constant that stands for it.
@@ -101,7 +101,7 @@ class Decoys:
     # --- calls
 
     def given_to(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
-        """Returns a call with decoys in place of its symbolic floats; unchanged where that is not needed, or wrong."""
+        """Returns a call with probes in place of its symbolic floats; unchanged where that is not needed, or wrong."""
         call = fn, args, kwargs
         owner = getattr(fn, "__self__", None)
         if type(owner) is compat.FakeTensor:
@@ -120,7 +120,7 @@ class Decoys:
             values = self._new(numbers, between)
             try:
                 streams.append(_stream(fn, *_with(numbers, values, (args, kwargs))))
-            except Exception:  # the call raises, or a derivative does: as without a decoy
+            except Exception:  # the call raises, or a derivative does: as without a probe
                 return call
             constants.append([_derived(value, sizes) for value in values])
         if not _explained(*streams, *constants):
@@ -132,7 +132,7 @@ class Decoys:
         return (fn, *_with(numbers, chosen, (args, kwargs)))
 
     def _new(self, numbers: list[torch.SymFloat], between: list[Place]) -> list[float]:
-        """Returns new decoys, in the order of the numbers."""
+        """Returns new probes, in the order of the numbers."""
         values = []
         for low, high in between:
             self._count += 1
@@ -147,7 +147,7 @@ class Decoys:
         return [value for _, value in sorted(zip(ranks, sorted(values), strict=True))]
 
     def _chosen_for(self, numbers: list[torch.SymFloat], between: list[Place], sizes: frozenset[int]) -> list[float]:
-        """Returns the numbers' decoys for the whole capture, and remembers what is computed from them."""
+        """Returns the numbers' probes for the whole capture, and remembers what is computed from them."""
         chosen = []
         for number, place, new in zip(numbers, between, self._new(numbers, between), strict=True):
             value = self._chosen.setdefault((self.tracer.node_of(number), place), new)
@@ -293,7 +293,7 @@ def _with(numbers: list[Any], values: list[Any], given: Any) -> Any:
 
 
 def _in_order(numbers: list[torch.SymFloat], values: list[float]) -> bool:
-    """Returns True if decoys are in the order of their numbers."""
+    """Returns True if probes are in the order of their numbers."""
     real = [float(compat.hint_of(number)) for number in numbers]
     return all(
         (real[i] < real[j], real[i] > real[j]) == (values[i] < values[j], values[i] > values[j])
@@ -325,7 +325,7 @@ class _Listener(compat.TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _HIDING:
-            raise TypeError(f"{func} of a tensor that may hold a decoy")
+            raise TypeError(f"{func} of a tensor that may hold a probe")
         made = func(*args, **(kwargs or {}))
         shapes = [tuple(map(str, t.shape)) for t in _tensors(made)]
         self.stream.append((func, *_constants((args, kwargs or {})), *shapes))
@@ -363,7 +363,7 @@ def _stream(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Stream:
         with compat.no_recording(), own_hooks, _Listener() as listener:
             out = fn(*map(new, args), **{name: new(value) for name, value in kwargs.items()})
             if not all(isinstance(t, (torch.Tensor, type(None))) for t in _items(out)):
-                raise TypeError(f"{fn} returns a number")  # which would be computed from the decoy
+                raise TypeError(f"{fn} returns a number")  # which would be computed from the probe
             outs = [t for t in _tensors(out) if t.requires_grad]
             wanted = [leaf for leaf in leaves.values() if leaf.requires_grad]
             for order in range(_ORDERS if create_graph else 1):
@@ -383,7 +383,7 @@ def _stream(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Stream:
 
 
 def _explained(first: Stream, second: Stream, known: list[Any], again: list[Any]) -> bool:
-    """Returns True if two runs differ only in constants that are the same function of their decoys, and in each of
+    """Returns True if two runs differ only in constants that are the same function of their probes, and in each of
     them."""
     if len(first) != len(second):
         return False

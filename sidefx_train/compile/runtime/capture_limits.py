@@ -1,0 +1,86 @@
+"""Decides whether a step may be captured once more, and remembers the captures that failed."""
+
+from __future__ import annotations
+
+from sidefx_train.compile.pipeline.captured import CaptureFailed
+from sidefx_train.compile.pipeline.run_context import Call
+from sidefx_train.compile.runtime.entry_cache import EntryCache
+from sidefx_train.compile.runtime.entry_holder import Holder, hold
+from sidefx_train.compile.runtime.guard_failures import Missed
+from sidefx_train.config import CompileConfig
+from sidefx_train.errors import RecaptureLimitError
+
+_STOPS_PER_CAPTURE = 4
+"""Failed captures allowed for each entry that ``recapture_limit`` allows."""
+
+_MAX_BACKEND_FAILURES = 2
+"""Number of backend failures after which the step runs eagerly for good: each takes as long as a success."""
+
+
+class CaptureLimits:
+    """The limits of one step.
+
+    Args:
+        config: options.
+        cache: the entries of the step.
+
+    Attributes:
+        stops: captures that failed, the latest last.
+        backend_failures: number of captures since the last success that the backend could not compile.
+    """
+
+    def __init__(self, config: CompileConfig, cache: EntryCache) -> None:
+        self._config, self._cache = config, cache
+        self._reasons: dict[str, str] = {}
+        self.stops: list[CaptureFailed] = []
+        self.backend_failures = 0
+        self._latest_backend_stop: CaptureFailed | None = None
+
+    @property
+    def backend_stop(self) -> CaptureFailed | None:
+        """The latest backend failure if there were too many; then the step is not captured any more."""
+        return self._latest_backend_stop if self.backend_failures >= _MAX_BACKEND_FAILURES else None
+
+    def add_backend_failure(self, stop: CaptureFailed) -> None:
+        """Counts a graph that the backend could not compile."""
+        self.backend_failures += 1
+        self._latest_backend_stop = stop
+
+    def add_stop(self, stop: CaptureFailed) -> None:
+        """Remembers a capture that failed: calls to which its guards apply run eagerly."""
+        if stop.holds is not None:
+            stop.holds = hold(stop.holds.holds, stop.holds, (), stop.holds.guards, False, _ignore_drop)
+        self.stops.append(stop)
+
+    def stop_for(self, call: Call) -> CaptureFailed | None:
+        """Returns the failed capture that this call would repeat."""
+        return next((stop for stop in self.stops if stop.holds is not None and stop.holds(*call)), None)
+
+    def reached(self, missed: Missed | None) -> CaptureFailed | None:
+        """Returns why the step must not be captured again; ``None`` if it may be.
+
+        Args:
+            missed: why the newest entry missed.
+
+        Raises:
+            RecaptureLimitError: a limit is reached, and ``config.on_failure`` asks for an error.
+        """
+        limit, captures = self._config.recapture_limit, self._cache.captures
+        if captures < limit and len(self.stops) < _STOPS_PER_CAPTURE * limit:
+            return None
+        if missed is not None:
+            what = f"{missed.label} (was {missed.old}, is {missed.new})"
+        elif self._cache.unamortized:
+            what = f"{self._cache.unamortized[-1]}, which the program drops after a few calls"
+        else:
+            what = "the reason the step cannot be captured"
+        label = missed.label if missed else ""
+        reason = self._reasons.setdefault(label, f"{captures} captures, and still changing: {what}")
+        location = missed.location if missed else None
+        if self._config.on_failure == "raise":
+            raise RecaptureLimitError("SFX203", reason, location)
+        return CaptureFailed("SFX203", reason, location, None)
+
+
+def _ignore_drop(holder: Holder, label: str) -> None:
+    """Does nothing: a stop guard that can no longer hold is only dropped."""

@@ -1,0 +1,97 @@
+"""The entries of a step: in which order calls try them, and when they are forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sidefx_train.compile.pipeline.entry import Entry
+from sidefx_train.compile.residual.generate import MISS
+from sidefx_train.compile.runtime.entry_holder import Holder, hold
+
+_AMORTIZED_AFTER = 100
+"""Number of calls after which a capture was worth its time."""
+
+
+class EntryCache:
+    """The entries of one step.
+
+    An entry is forgotten once the program drops an object that it was captured for. Unless its capture is amortized by
+    then, it still counts as one: a program that creates such objects at every call must not be captured at every call.
+
+    Args:
+        publish: called with the holders whenever they change, in the order in which calls must try them. The list
+            itself never changes, since a call may be iterating over it.
+        count_calls: returns the number of calls of the step so far.
+        on_forgotten: called with the label of a dropped object whose entry was forgotten.
+
+    Attributes:
+        holders: the holders, as last published.
+        newest_holder: the holder of the latest entry.
+        unamortized: labels of the dropped objects whose entries served too few calls.
+    """
+
+    def __init__(
+        self,
+        publish: Callable[[list[Holder]], None],
+        count_calls: Callable[[], int],
+        on_forgotten: Callable[[str], None],
+    ) -> None:
+        self._publish, self._count_calls, self._on_forgotten = publish, count_calls, on_forgotten
+        self.newest_holder: Holder | None = None
+        self.unamortized: list[str] = []
+        self._replace_holders([])
+
+    @property
+    def entries(self) -> list[Entry]:
+        """The entries, in the order in which calls try them."""
+        entries = [holder.entry for holder in self.holders]
+        return [entry for entry in entries if entry is not None]
+
+    @property
+    def newest(self) -> Entry | None:
+        """The latest entry, which explains misses even if it is not replayed any more."""
+        return None if self.newest_holder is None else self.newest_holder.entry
+
+    @property
+    def captures(self) -> int:
+        """Number of captures that count: entries, and those forgotten before their capture was amortized."""
+        return len(self.holders) + len(self.unamortized)
+
+    def add(self, entry: Entry) -> None:
+        """Adds an entry. Entries with static sizes come first: a dynamic one is for sizes without an entry of their
+        own."""
+        self.newest_holder = self._hold(entry)
+        held = [(holder, holder.entry) for holder in (self.newest_holder, *self.holders)]
+        pairs = [(holder, entry) for holder, entry in held if entry is not None]
+        self._replace_holders([holder for holder, _ in sorted(pairs, key=lambda pair: pair[1].captured.symbolic_sizes)])
+
+    def retire(self, entry: Entry) -> None:
+        """Stops replaying an entry; it still explains misses."""
+        self._replace_holders([holder for holder in self.holders if holder.entry is not entry])
+
+    def drop(self, entry: Entry) -> None:
+        """Stops replaying an entry, and does not explain misses by it either."""
+        self.retire(entry)
+        if self.newest is entry:
+            self.newest_holder = None
+
+    def _hold(self, entry: Entry) -> Holder:
+        calls_before = self._count_calls()
+
+        def forget(holder: Holder, label: str) -> None:
+            self._replace_holders([other for other in self.holders if other is not holder])
+            if self._count_calls() - calls_before < _AMORTIZED_AFTER:
+                self.unamortized.append(label)
+            self._on_forgotten(label)
+
+        def hold_natively(holder: Holder) -> None:
+            native = self._hold(holder.entry)
+            self._replace_holders([native if other is holder else other for other in self.holders])
+            if self.newest_holder is holder:
+                self.newest_holder = native
+
+        return hold(entry.replay, entry, entry.shared, entry.guards, MISS, forget, hold_natively)
+
+    def _replace_holders(self, holders: list[Holder]) -> None:
+        self.holders = holders
+        self._publish(holders)

@@ -1,0 +1,99 @@
+"""Handles what captured graphs report when they run: errors, failed assumptions, and differences from eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sidefx_train.compile.pipeline.captured import CaptureFailed
+from sidefx_train.compile.pipeline.entry import Entry
+from sidefx_train.compile.pipeline.run_context import Call
+from sidefx_train.compile.runtime.describe import summary
+from sidefx_train.compile.runtime.entry_cache import EntryCache
+from sidefx_train.compile.runtime.fallback import Fallback
+from sidefx_train.compile.runtime.guard_failures import SpecializationState
+from sidefx_train.config import CompileConfig
+from sidefx_train.errors import AssumptionFailed, UnfinishedError, VerificationError
+from sidefx_train.report import StepReport
+
+_MIN_FAILED_ASSUMPTIONS, _CALLS_PER_FAILURE = 3, 50
+"""Assumptions are given up after this many failures, if there was one in at most this many calls."""
+
+
+class GraphFailures:
+    """The failures of one step's graphs.
+
+    Args:
+        config: options.
+        report: report of the step.
+        cache: the entries of the step.
+        specialization: specialization state of the step.
+        fallback: runs the step eagerly.
+        count_calls: returns the number of calls of the step so far.
+        uncount_replay: called when a replay becomes an eager call.
+    """
+
+    def __init__(
+        self,
+        config: CompileConfig,
+        report: StepReport,
+        cache: EntryCache,
+        specialization: SpecializationState,
+        fallback: Fallback,
+        count_calls: Callable[[], int],
+        uncount_replay: Callable[[], None],
+    ) -> None:
+        self._config, self._report = config, report
+        self._cache, self._specialization, self._fallback = cache, specialization, fallback
+        self._count_calls, self._uncount_replay = count_calls, uncount_replay
+        self._failed_assumptions = 0
+
+    def failed(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs the step eagerly after a graph raised without changing anything: errors are eager's.
+
+        Raises:
+            VerificationError, UnfinishedError: the error itself, since the step cannot run again.
+        """
+        if isinstance(error, (VerificationError, UnfinishedError)):
+            raise error
+        if not self._config.strict:
+            error.__traceback__ = None  # its frames refer to objects that the eager step may drop
+        assuming = [entry for entry in self._cache.entries if entry.captured.assumptions]
+        for entry in [entry for entry in self._cache.entries if entry.fresh]:
+            entry.fresh = False
+            for _, undo in entry.captured.commits:
+                undo()
+            if entry.captured.commits:  # it refers to optimizer state that no longer exists
+                self._cache.drop(entry)
+        if isinstance(error, AssumptionFailed):
+            stop = self._assumption_failed(error, assuming)
+        else:
+            stop = CaptureFailed("SFX202", summary(error), None, None)
+        stop.__cause__ = error
+        self._uncount_replay()
+        return self._fallback.run(stop, Call(args, kwargs))
+
+    def differs(self, what: str) -> None:
+        """Reports a difference found by ``verify``: the captured graph runs operation by operation from now on.
+
+        Raises:
+            VerificationError: ``config.on_failure`` asks for an error.
+        """
+        if self._config.on_failure == "raise":
+            raise VerificationError("SFX205", what)
+        self._report.record_break("SFX205", what)
+        stop = CaptureFailed("SFX205", what, None, None)
+        self._fallback.warn(stop, ("SFX205", what), "runs operation by operation")
+
+    def _assumption_failed(self, error: AssumptionFailed, assuming: list[Entry]) -> CaptureFailed:
+        """Counts a failed assumption; if that is not rare, nothing is assumed any more."""
+        lines = dict.fromkeys(line for entry in assuming for line in entry.captured.assumptions)
+        self._failed_assumptions += 1
+        failures = self._failed_assumptions
+        if failures >= _MIN_FAILED_ASSUMPTIONS and failures * _CALLS_PER_FAILURE >= self._count_calls():
+            self._specialization.assume_nothing()
+            for entry in assuming:
+                self._cache.drop(entry)
+        if len(lines) == 1:
+            return CaptureFailed("SFX208", str(error), next(iter(lines)), None)
+        return CaptureFailed("SFX208", f"{error} ({' or '.join(map(str, lines))})", None, None)

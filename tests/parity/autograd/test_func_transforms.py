@@ -1,0 +1,139 @@
+"""``torch.func`` inside a step, and over tensors that exist outside."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tests.support.parity import Program, batches, mlp, parity
+from tests.support.training_steps import trained
+
+
+def per_sample() -> Program:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x, y):
+        params = {name: p.detach() for name, p in model.named_parameters()}
+
+        def loss_of(params, row, label):
+            return F.cross_entropy(torch.func.functional_call(model, params, (row[None],)), label[None])
+
+        grads = torch.func.vmap(torch.func.grad(loss_of), (None, 0, 0))(params, x, y)
+        for name, p in model.named_parameters():
+            p.grad = grads[name].mean(0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return {name: grad.flatten(1).norm(dim=1) for name, grad in grads.items()}
+
+    return Program(step, batches((5, 6), classes=3), (model, optimizer))
+
+
+def grad_and_value() -> Program:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x, y):
+        params = {name: p.detach() for name, p in model.named_parameters()}
+        loss_of = lambda params: F.cross_entropy(torch.func.functional_call(model, params, (x,)), y)
+        grads, loss = torch.func.grad_and_value(loss_of)(params)
+        for name, p in model.named_parameters():
+            p.grad = grads[name]
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return Program(step, batches((5, 6), classes=3), (model, optimizer))
+
+
+def ensemble() -> Program:
+    models = [mlp() for _ in range(2)]
+
+    def step(x, y):
+        params, buffers = torch.func.stack_module_state(models)
+        call = lambda params, buffers, x: torch.func.functional_call(models[0], (params, buffers), (x,))
+        return torch.func.vmap(call, (0, 0, None))(params, buffers, x).detach()
+
+    return Program(step, batches((5, 6), classes=3), tuple(models))
+
+
+def with_side_effect() -> Program:
+    log = []
+
+    def loss(model, x, y):
+        def inner(v):
+            log.append(tuple(v.shape))
+            return (v**2).sum()
+
+        return F.cross_entropy(model(torch.func.grad(inner)(x)), y)
+
+    return trained(loss, None, log)
+
+
+def _transforms(model, x, y):
+    wave = lambda v: v.sin().sum(0)
+    out, pull = torch.func.vjp(torch.sin, x)
+    _, push = torch.func.jvp(torch.cos, (x,), (x,))
+    extra = torch.func.jacrev(wave)(x).mean() + torch.func.jacfwd(wave)(x).mean()
+    extra = (
+        extra + torch.func.hessian(lambda v: v.sin().sum())(x[0]).pow(2).mean() + pull(torch.ones_like(out))[0].sum()
+    )
+    return F.cross_entropy(model(x + push), y) + extra + torch.func.vmap(torch.func.jacrev(model))(x).pow(2).mean()
+
+
+FUNC = [per_sample, grad_and_value, ensemble, with_side_effect, lambda: trained(_transforms)]
+
+
+@pytest.mark.parametrize("make", FUNC, ids=lambda make: make.__name__.strip("<>"))
+def test_func(make):
+    parity(make, steps=3)
+
+
+# ---------------------------------------------------------------------- transforms of functions over outside tensors
+WEIGHT = torch.arange(1.0, 5.0)
+
+
+OVER_OUTSIDE = {
+    "grad": lambda x, w: torch.func.grad(lambda v: (v * w * WEIGHT).sin().sum())(x),
+    "vmap": lambda x, w: torch.func.vmap(lambda v: (v * w * WEIGHT).sin().sum())(x),
+    "vmap of grad": lambda x, w: torch.func.vmap(torch.func.grad(lambda v: (v * w * WEIGHT).sin().sum()))(x),
+    "vjp": lambda x, w: torch.func.vjp(lambda v: (v * w * WEIGHT).sin(), x)[1](x)[0],
+    "jvp": lambda x, w: torch.func.jvp(lambda v: (v * w * WEIGHT).sin(), (x,), (x,))[1] + WEIGHT,
+    "jacfwd": lambda x, w: torch.func.jacfwd(lambda v: (v * w * WEIGHT).sin().sum(0))(x),
+    "hessian": lambda x, w: torch.func.hessian(lambda v: (v * w * WEIGHT).sin().sum())(x),
+}
+
+
+@pytest.mark.parametrize("name", OVER_OUTSIDE)
+def test_function_over_outside_tensors(name):
+    """Their first read is inside the transform, which must not treat their fake tensors as its own tensors."""
+
+    def make() -> Program:
+        w = nn.Parameter(torch.linspace(-1, 1, 4))
+        optimizer = torch.optim.SGD([w], lr=0.1)
+
+        def step(x):
+            found = OVER_OUTSIDE[name](x, w)
+            found.square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return found.detach()
+
+        return Program(step, batches((3, 4)), (w, optimizer))
+
+    parity(make, steps=3)
+
+
+def test_vmap_in_a_new_process():
+    """Its rules are registered at first use, which is during the capture."""
+    code = (
+        "import torch, sidefx_train\n"
+        "step = sidefx_train.compile(torch.func.vmap(torch.sin), backend='eager', fullgraph=True, on_failure='raise')\n"
+        "assert torch.equal(step(torch.ones(2, 3)), torch.ones(2, 3).sin())\n"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=300)

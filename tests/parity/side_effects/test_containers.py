@@ -1,0 +1,148 @@
+"""Lists, dicts, sets and arguments that a step changes, reproduced exactly."""
+
+from __future__ import annotations
+
+import collections
+
+import pytest
+from torch.nn import functional as F
+
+from tests.support.parity import Program, batches, mlp, parity
+from tests.support.side_effects import check, program
+
+
+def test_history_of_losses():
+    def body(self, loss, x):
+        self.history.append(loss.detach())
+
+    check(body, fields=lambda: {"history": []})
+
+
+def test_history_survives_later_steps():
+    """A loss kept from step k is still right at step k + 10 (its memory is not reused)."""
+
+    def body(self, loss, x):
+        self.history.append(loss.detach())
+        self.weights.append([p.detach().clone() for p in self.watch[0].parameters()])
+
+    def make() -> Program:
+        made = program(body, history=[], weights=[])
+        made.watch[2].watch = made.watch[:1]
+        return made
+
+    parity(make, steps=12)
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_dict_entry(backend):
+    def body(self, loss, x):
+        self.stats["n"] = self.stats.get("n", 0) + 1
+        self.stats["last"] = loss.detach()
+
+    # Only at the first call, the entries are missing.
+    check(body, fields=lambda: {"stats": {}}, captures=2, backend=backend)
+
+
+def test_dict_entry_present():
+    def body(self, loss, x):
+        self.stats["n"] = self.stats["n"] + x.shape[0]
+
+    check(body, fields=lambda: {"stats": {"n": 0}})
+
+
+def test_nested_containers():
+    def body(self, loss, x):
+        self.tree["a"]["b"][0].append((loss.detach(), {"rows": x.shape[0]}))
+        self.tree["a"]["c"] = self.tree["a"]["b"]
+        self.tree["order"] = [self.tree["order"][-1] + 1]
+
+    check(body, fields=lambda: {"tree": {"a": {"b": [[]]}, "order": [0]}}, captures=2)
+
+
+def test_shared_containers_stay_shared():
+    def body(self, loss, x):
+        self.one.append(loss.detach())
+        self.again = self.one
+        self.pair = [self.one, self.one]
+
+    check(body, fields=lambda: {"one": [], "again": None, "pair": None}, captures=2)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s, v: s.append(v),
+        lambda s, v: s.extend([v, v]),
+        lambda s, v: s.insert(0, v),
+        lambda s, v: s.__setitem__(slice(0, 1), [v]),
+        lambda s, v: (s.append(v), s.pop(0)),
+        lambda s, v: (s.clear(), s.append(v)),
+        lambda s, v: s.reverse(),
+        lambda s, v: s.__iadd__([v]),
+        lambda s, v: s.__delitem__(0) if len(s) > 3 else s.append(v),
+        lambda s, v: s.sort(reverse=True),
+    ],
+    ids=["append", "extend", "insert", "slice", "rotate", "clear", "reverse", "iadd", "delete", "sort"],
+)
+def test_list_methods(change):
+    def body(self, loss, x):
+        change(self.items, self.n)
+        self.n += 1
+
+    check(body, fields=lambda: {"items": [5, 3, 4], "n": 10}, captures=None, steps=5)
+
+
+def test_set_deque_and_ordered_dicts():
+    def body(self, loss, x):
+        self.names.add(self.n % 3)
+        self.recent.append(loss.detach())
+        self.ordered.move_to_end("a")
+        self.ordered["n"] = self.n
+        self.counts["rows"] += x.shape[0]
+        self.counter.update(["seen"])
+        self.n += 1
+
+    def fields():
+        return {
+            "names": set(),
+            "recent": collections.deque(maxlen=3),
+            "ordered": collections.OrderedDict(a=1, n=0),
+            "counts": collections.defaultdict(int),
+            "counter": collections.Counter(),
+            "n": 0,
+        }
+
+    check(body, fields=fields, captures=None)
+
+
+def test_list_argument():
+    def make() -> Program:
+        model = mlp()
+        data = batches((5, 6), classes=3)
+
+        def step(x, y, out, options):
+            loss = F.cross_entropy(model(x), y)
+            out.append(loss.detach())
+            out[0] = "seen"
+            options["rows"] = x.shape[0]
+            del options["drop"]
+            return loss.detach()
+
+        return Program(step, lambda i: (*data(i), [None], {"drop": 1}), (model,))
+
+    parity(make)
+
+
+def test_argument_changed_in_place():
+    def make() -> Program:
+        data = batches((4, 4))
+
+        def step(x):
+            x.mul_(2)
+            row = x[0]
+            row.add_(1)
+            return row.sum()
+
+        return Program(step, data)
+
+    parity(make)

@@ -55,6 +55,7 @@ CORRECTNESS = {
     "extern_strides": "results of called operators have the planned strides",
     "result_strides": "results have the strides they were traced with",
     "rounding_casts": "casts to float16 and bfloat16 round",
+    "results_own_storage": "sums and products without effect that are results are copied",
 }
 """Changes that correct wrong results of Inductor; disabled, they show what Inductor does."""
 

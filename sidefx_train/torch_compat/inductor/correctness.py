@@ -12,6 +12,7 @@ seen.
 | ``extern_strides`` | a called operator's result has other strides than were planned | 2.13 |
 | ``result_strides`` | a result that lies in a concatenation has the strides of the concatenation | 2.13 |
 | ``rounding_casts`` | a cast to a narrow type and back does not round | 2.13 |
+| ``results_own_storage`` | ``x * ones``, and from 2.14 ``x * 1``, is ``x`` itself, or another result | 2.13 to 2.15 |
 | (always on) | the interpreter's recursion limit is raised for good | 2.13 |
 
 Arguments that its patterns ignore are written out by ``compile/backend/passes/inductor_workarounds.py``.
@@ -291,6 +292,57 @@ def extern_results_as_planned() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def results_own_storage() -> Iterator[None]:
+    """Keeps arithmetic without effect from making a result share storage with an input or another result.
+
+    Upstream: ``x + 0``, ``x - 0``, ``x * 1`` and ``x / 1`` are replaced by ``x``, also where they are a result: whoever
+    changes the result changes ``x``. Seen with ``torch.compile`` in torch 2.13 for tensors of zeros and ones that the
+    graph creates, and in 2.14 and 2.15 for numbers too.
+    """
+    from torch._inductor.fx_passes import joint_graph
+
+    def with_copies(before: Callable[..., Any]) -> Callable[..., Any]:
+        def remove_no_ops(module: fx.GraphModule, *args: Any) -> None:
+            copies = _copied_results(module.graph)
+            values = {node: node.meta["val"] for node in module.graph.nodes if "val" in node.meta}
+            before(module, *args)
+            for node in module.graph.nodes:  # an operand gets the metadata of the sum that it replaces
+                if node in values:
+                    node.meta["val"] = values[node]
+            for original, copied in copies.items():
+                if copied.args[0] is original:  # it is still computed
+                    copied.replace_all_uses_with(original)
+                    module.graph.erase_node(copied)
+
+        return remove_no_ops
+
+    with replaced(joint_graph, "remove_no_ops", with_copies):
+        yield
+
+
+_ARITHMETIC = frozenset(getattr(torch.ops.aten, name).Tensor for name in ("add", "sub", "mul", "div"))
+
+
+def _copied_results(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """Inserts copies of sums and products that are results, or whose views are; returns the copies by the original."""
+    copies: dict[fx.Node, fx.Node] = {}
+    output = graph.output_node()
+    for result in output.all_input_nodes:
+        user, node = output, result
+        while isinstance(node.target, torch._ops.OpOverload) and node.target.is_view and node not in copies.values():
+            user, node = node, node.all_input_nodes[0]
+        if node.target in _ARITHMETIC:
+            if node not in copies:
+                with graph.inserting_after(node):
+                    copies[node] = graph.call_function(torch.ops.aten.clone.default, (node,))
+                value = node.meta["val"]
+                with value.fake_mode:  # with storage of its own: later passes compare it
+                    copies[node].meta = {**node.meta, "val": value.clone()}
+            user.replace_input_with(node, copies[node])
+    return copies
+
+
 _MENDED: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "kernel_order": kernels_in_order,
     "mutations_by_index": mutations_fused_by_index,
@@ -298,6 +350,7 @@ _MENDED: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "extern_strides": extern_results_as_planned,
     "result_strides": results_laid_out_as_traced,
     "rounding_casts": casts_round,
+    "results_own_storage": results_own_storage,
 }
 
 

@@ -32,6 +32,7 @@ def _without_setuptools() -> Iterator[None]:
 
     known = types.ModuleType(name)
     vars(known).update(TORCH_LIB_PATH=libraries, include_paths=include_paths, library_paths=library_paths)
+    vars(known).update(CUDA_HOME=os.environ.get("CUDA_HOME"), ROCM_HOME=os.environ.get("ROCM_HOME"))
     sys.modules[name] = known
     try:
         yield

@@ -74,6 +74,7 @@ def _rolled(bank: torch.Tensor, h: torch.Tensor, i: torch.Tensor) -> None:
     bank.copy_(bank.roll(1, 0))
 
 
+@pytest.mark.skipif(torch.__version__ >= (2, 15), reason="from 2.15 on Inductor schedules it correctly")
 def test_a_schedule_that_reads_what_is_written_over_is_not_used(tmp_path, monkeypatch):
     """Without the workaround the check refuses the graph, and the step runs eagerly."""
     new_cache(tmp_path, monkeypatch)

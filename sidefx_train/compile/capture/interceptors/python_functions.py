@@ -44,7 +44,7 @@ def _choose_in_graph(fn: Any, symbolic: Callable[[Any, Any], Any]) -> None:
         if not any(safe_isinstance(value, compat.SYMBOLS) and compat.is_unbacked(value) for value in args):
             return ABSENT
         kinds = {world.type_of(value) for value in args}
-        return symbolic(*args) if len(kinds) == 1 else ABSENT
+        return symbolic(*args) if len(kinds) == 1 and bool not in kinds else ABSENT
 
 
 _choose_in_graph(max, torch.sym_max)

@@ -374,6 +374,17 @@ def among(world: CaptureContext, container: Any, value: Any) -> Any:
     return any(world.truth(value == item) for item in items)
 
 
+def _truth_of_tensor(world: CaptureContext, value: torch.Tensor) -> Any:
+    """``bool(x)``: a symbolic number where only the graph knows the value; a branch on it is checked there."""
+    try:
+        return world.truth(value)
+    except Unsupported as stop:
+        if stop.code != "SFX101" or value.numel() != 1:
+            raise
+    truth = value if value.dtype is torch.bool else value != 0
+    return world.guarded(truth.item, (), {})
+
+
 def convert_number(world: CaptureContext, kind: type, args: tuple[Any, ...]) -> Any:
     """``int(x)``, ``float(x)`` and ``bool(x)`` of tensors and symbolic numbers."""
     if len(args) != 1:
@@ -381,7 +392,7 @@ def convert_number(world: CaptureContext, kind: type, args: tuple[Any, ...]) -> 
     value = args[0]
     if safe_isinstance(value, torch.Tensor):
         if kind is bool:
-            return world.truth(value)
+            return _truth_of_tensor(world, value)
         number = host_value(world, value)
         if number is None:
             if value.dtype is torch.bool:

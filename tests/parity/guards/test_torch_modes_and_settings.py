@@ -311,6 +311,7 @@ def test_a_setting_that_changes_between_calls(name, backend):
     def step(x):
         return (x @ x.t()) * torch.full((4, 4), 0.5), torch.get_default_dtype()
 
+    SETTINGS[name]()()  # torch does not restore the precision of CUDA's products, which 2.15 compares too
     call = sidefx_train.compile(step, backend=backend, fullgraph=True, on_failure="raise")
     x = torch.linspace(-1, 1, 20).view(4, 5)
     for changed in (False, True, False, True):

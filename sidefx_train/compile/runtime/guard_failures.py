@@ -117,13 +117,13 @@ def specialized_after(
         spec = replace(spec, dynamic_sizes=spec.dynamic_sizes | changes.sizes)
     elif guard.kind == "is" and _replaced(guard.value, value, in_part):
         spec = replace(spec, refetched=spec.refetched | {label})
-    old = describe(guard) if guard.kind in ("number", "absent", "no_item") else _shown(guard.value)
-    return spec, Missed(label, old, _shown(value), guard.location)
+    old = describe(guard) if guard.kind in ("number", "absent", "no_item") else _shown(guard.kind, guard.value)
+    return spec, Missed(label, old, _shown(guard.kind, value), guard.location)
 
 
-def _shown(value: Any) -> str:
-    """Returns a value as text; strings of the program in quotes."""
-    return short(repr(value) if type(value) is str else value)
+def _shown(kind: str, value: Any) -> str:
+    """Returns a value as text: strings of the program in quotes, not what other guards have as text."""
+    return short(repr(value) if kind == "equal" and type(value) is str else value)
 
 
 def _other_arguments(newest: Entry, call: Call) -> Missed:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sidefx_train import disk_cache
+from sidefx_train.compile.common.user_code import describable, global_name_of, name_of
 from sidefx_train.config import CompileConfig
 from sidefx_train.errors import GraphBreakError, SideFXWarning
 from sidefx_train.report import StepReport
@@ -25,7 +26,7 @@ from sidefx_train.report import StepReport
 CODE = "SFX401"
 
 TESTED = ("2.11", "2.12", "2.13", "2.14", "2.15")
-"""Releases of torch that the tests have run on."""
+"""Releases of torch on which tests have run; ``docs/limits.md`` says how many of them."""
 
 IMPORT_ERROR: Exception | None = None
 """Why the compiler could not be imported, or ``None``."""
@@ -45,8 +46,7 @@ class EagerStep:
         self.config = config
         self._fn = fn
         self._report = self._new_report()
-        if isinstance(fn, types.FunctionType):
-            functools.update_wrapper(self, fn, updated=())
+        functools.update_wrapper(self, fn if isinstance(fn, types.FunctionType) else describable(fn), updated=())
         self.__wrapped__ = fn
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -72,7 +72,7 @@ class EagerStep:
         return EagerStep(copy.deepcopy(self._fn, memo), self.config)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return EagerStep, (self._fn, self.config)
+        return global_name_of(self, self._fn) or (EagerStep, (self._fn, self.config))
 
     def report(self) -> StepReport:
         """Returns the report: every call is an eager step, with the reason."""
@@ -94,8 +94,7 @@ class EagerStep:
         return {}
 
     def _new_report(self) -> StepReport:
-        name = getattr(self._fn, "__qualname__", type(self._fn).__qualname__)
-        return StepReport(name=name, backend=self.config.backend_name)
+        return StepReport(name=name_of(self._fn), backend=self.config.backend_name)
 
 
 @functools.cache

@@ -2,42 +2,27 @@
 
 from __future__ import annotations
 
-from tests.interpreter import (
-    test_attributes,
-    test_calls,
-    test_classes,
-    test_containers,
-    test_dataclasses_and_enums,
-    test_descriptors,
-    test_exceptions,
-    test_formatting,
-    test_generators,
-    test_iterators_and_builtins,
-    test_loops_and_comprehensions,
-    test_match,
-    test_metaclasses,
-    test_operators,
-    test_scopes,
-    test_with,
-)
+from importlib import import_module
+
 from tests.support.interpreter import bodies
 
-MODULES = (
-    test_attributes,
-    test_calls,
-    test_classes,
-    test_containers,
-    test_dataclasses_and_enums,
-    test_descriptors,
-    test_exceptions,
-    test_formatting,
-    test_generators,
-    test_iterators_and_builtins,
-    test_loops_and_comprehensions,
-    test_match,
-    test_metaclasses,
-    test_operators,
-    test_scopes,
-    test_with,
+NAMES = (
+    "test_attributes",
+    "test_calls",
+    "test_classes",
+    "test_containers",
+    "test_dataclasses_and_enums",
+    "test_descriptors",
+    "test_exceptions",
+    "test_formatting",
+    "test_generators",
+    "test_iterators_and_builtins",
+    "test_loops_and_comprehensions",
+    "test_match",
+    "test_metaclasses",
+    "test_operators",
+    "test_scopes",
+    "test_with",
 )
+MODULES = [import_module(f"tests.interpreter.{name}") for name in NAMES]
 BODIES = [body for module in MODULES for body in bodies(vars(module))]

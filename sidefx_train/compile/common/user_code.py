@@ -58,3 +58,24 @@ def _method(fn: Any) -> types.MethodType | None:
         if safe_isinstance(found, types.FunctionType):
             return types.MethodType(found, fn)
     return None
+
+
+def name_of(fn: Any) -> str:
+    """Returns the name of a callable for reports: that of its bound function, or of its class."""
+    if isinstance(fn, functools.partial):
+        return name_of(fn.func)
+    return getattr(fn, "__qualname__", None) or type(fn).__qualname__
+
+
+def describable(fn: Any) -> Any:
+    """Returns the object that provides the name and docstring of a wrapper."""
+    return fn if hasattr(fn, "__name__") else type(fn)
+
+
+def global_name_of(wrapper: Any, fn: Any) -> str | None:
+    """Returns the name under which pickle finds ``wrapper``, if it has replaced the global ``fn`` that it decorates."""
+    found: Any = sys.modules.get(getattr(fn, "__module__", None) or "")
+    name: str = getattr(fn, "__qualname__", "")
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return name if found is wrapper else None

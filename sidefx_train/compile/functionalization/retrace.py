@@ -6,6 +6,7 @@ result that the runner copies. Number arguments become 0-dim tensors (``tensor_s
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,8 +42,10 @@ from sidefx_train.compile.ops.runtime_assert import RUNTIME_ASSERT
 from sidefx_train.errors import BackendError
 
 aten = torch.ops.aten
-_DECOY = 1e-7
-"""Relative distance of a constant from the number for which it stands."""
+_PROBE_DISTANCE = 1e-7
+"""Distance of a probe from the number in whose place an operator gets it; relative, if that is not 0."""
+_NO_ARITHMETIC = frozenset({operator.getitem, aten.copy.default})
+"""What takes the results of a call, or stores them, and computes nothing."""
 Layout = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
@@ -409,20 +412,17 @@ class Retracer:
         def probe(value: Any) -> Any:
             if not isinstance(value, torch.SymFloat):
                 return value
-            number = float(compat.hint_of(value)) * (1 + _DECOY * (len(instead) + 1))
+            hint = float(compat.hint_of(value))
+            number = hint + (hint or 1.0) * _PROBE_DISTANCE * (len(instead) + 1)
             instead[number] = self.tracer.unwrap_proxy(value).node
             return number
 
         args, kwargs = tuple(map(probe, args)), {name: probe(value) for name, value in kwargs.items()}
-        since = next(iter(reversed(self.tracer.graph.nodes)))
+        known = len(self.tracer.graph.nodes)
         made = self._call(node, target, args, kwargs)
-        made_nodes = []
-        last = next(iter(reversed(self.tracer.graph.nodes)))
-        while last is not since:
-            made_nodes.append(last)
-            last = last.prev
-        replaced = [replace_constants(each, instead) for each in made_nodes]
-        if not any(replaced):
+        calls = [each for each in list(self.tracer.graph.nodes)[known:] if each.target not in _NO_ARITHMETIC]
+        # One call gets the numbers as they are; several may compute with them, in constants that nothing replaces.
+        if len(calls) != 1 or replace_constants(calls[0], instead) != instead.keys():
             raise BackendError("SFX201", f"a number that changes from call to call is an argument of {target}")
         return made
 

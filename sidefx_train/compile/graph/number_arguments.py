@@ -16,17 +16,17 @@ def takes_double(op: Any) -> bool:
     return any(str(argument.type) in _DOUBLES for argument in op._schema.arguments)
 
 
-def replace_constants(node: fx.Node, instead: dict[float, fx.Node]) -> bool:
-    """Replaces floats among a node's arguments by nodes; returns False if there were none."""
-    found = []
+def replace_constants(node: fx.Node, instead: dict[float, fx.Node]) -> set[float]:
+    """Replaces floats among a node's arguments by nodes; returns those that it has replaced."""
+    found = set()
 
     def replaced(value: Any) -> Any:
         if type(value) is float and value in instead:
-            found.append(value)
+            found.add(value)
             return instead[value]
         return value
 
     args, kwargs = fx.node.map_aggregate((node.args, node.kwargs), replaced)  # type: ignore[misc]
     if found:
         node.args, node.kwargs = args, kwargs
-    return bool(found)
+    return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import gc
-import sys
 import time
 import types
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from sidefx_train.compile.capture.interpreter.exceptions import of_the_program
 from sidefx_train.compile.capture.interpreter.generator_finalizers import has_pending_finally
 from sidefx_train.compile.capture.resume.driver import Parts
 from sidefx_train.compile.common import interceptor_registry as registry
+from sidefx_train.compile.common.user_code import describable, global_name_of, name_of
 from sidefx_train.compile.native import guards_module, native_module, native_ready, products_module
 from sidefx_train.compile.pipeline.captured import CaptureFailed
 from sidefx_train.compile.pipeline.entry import Entry
@@ -27,7 +27,7 @@ from sidefx_train.compile.runtime.background_jobs import BackgroundJobs
 from sidefx_train.compile.runtime.capture_limits import CaptureLimits
 from sidefx_train.compile.runtime.capture_report import record_capture
 from sidefx_train.compile.runtime.capturer import Capturer
-from sidefx_train.compile.runtime.describe import describable, name_of, short
+from sidefx_train.compile.runtime.describe import short
 from sidefx_train.compile.runtime.dispatch_timing import dispatch_seconds
 from sidefx_train.compile.runtime.entry_cache import EntryCache
 from sidefx_train.compile.runtime.entry_holder import Holder
@@ -160,11 +160,7 @@ class CompiledStep:
         return CompiledStep(copy.deepcopy(self._fn, memo), self.config)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        found: Any = sys.modules.get(getattr(self._fn, "__module__", None) or "")
-        name = getattr(self._fn, "__qualname__", "")
-        for part in name.split("."):
-            found = getattr(found, part, None)
-        return name if found is self else (CompiledStep, (self._fn, self.config))
+        return global_name_of(self, self._fn) or (CompiledStep, (self._fn, self.config))
 
     def report(self) -> StepReport:
         """Returns the report: what has been captured, replayed and run eagerly so far."""

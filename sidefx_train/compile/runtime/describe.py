@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 import traceback
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from sidefx_train.compile.capture.guards.guard import shown
 from sidefx_train.compile.capture.shadows.deferred_values import message_of
 from sidefx_train.compile.common.library_modules import is_library
-from sidefx_train.compile.common.user_code import PACKAGE_DIR
+from sidefx_train.compile.common.user_code import PACKAGE_DIR, name_of
 from sidefx_train.errors import Location
 
 
@@ -20,18 +19,6 @@ def callers_level() -> int:
     while frame.f_back is not None and frame.f_code.co_filename.startswith((PACKAGE_DIR, "<sidefx_train")):
         level, frame = level + 1, frame.f_back
     return level
-
-
-def name_of(fn: Any) -> str:
-    """Returns the name of a callable for reports: that of its bound function, or of its class."""
-    if isinstance(fn, functools.partial):
-        return name_of(fn.func)
-    return getattr(fn, "__qualname__", None) or type(fn).__qualname__
-
-
-def describable(fn: Any) -> Any:
-    """Returns the object that provides the name and docstring of a wrapper."""
-    return fn if hasattr(fn, "__name__") else type(fn)
 
 
 def short(value: Any) -> str:

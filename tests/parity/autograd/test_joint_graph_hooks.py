@@ -90,9 +90,9 @@ def _three_levels(model, x):
 
 def _views_of_views(model, x):
     hidden = model(x)
-    turned = hidden.t()
-    row = turned[0].exp_() if hidden.shape[0] > 10 else turned[0]
-    return row, row.sigmoid().sum() + hidden.mean() + turned.pow(2).sum(), turned, hidden
+    transposed = hidden.t()
+    row = transposed[0].exp_() if hidden.shape[0] > 10 else transposed[0]
+    return row, row.sigmoid().sum() + hidden.mean() + transposed.pow(2).sum(), transposed, hidden
 
 
 def _view_and_loss(model, x):

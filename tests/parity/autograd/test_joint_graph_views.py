@@ -57,11 +57,16 @@ def test_in_place_changes_of_views_that_left():
         w = nn.Parameter(torch.randn(6, 6))
         fn = lambda x: (lambda y: (y, y[0], y.detach()[1], w.t()))(x @ w)  # noqa: E731
         call = sidefx_train.compile(fn, backend="aot_eager", fullgraph=True) if compiled else fn
-        y, row, twin, turned = call(data(5, 6)(1)[0])
+        y, row, detached, transposed = call(data(5, 6)(1)[0])
         row.mul_(2)
-        twin.zero_()
+        detached.zero_()
         said = []
-        for change in (lambda: turned.add_(1), lambda: y.split(2)[0].add_(1), lambda: y.backward(torch.ones_like(y))):
+        one = torch.ones_like(y)
+        for change in (
+            lambda: transposed.add_(1),
+            lambda: y.split(2)[0].add_(1),
+            lambda: y.backward(torch.ones_like(y)),
+        ):
             try:
                 change()
             except RuntimeError as error:
@@ -74,7 +79,7 @@ def test_in_place_changes_of_views_that_left():
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_view_made_by_a_custom_function_is_not_replayed(backend):
-    class Turned(torch.autograd.Function):
+    class Transposed(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
             return x.t()
@@ -83,7 +88,7 @@ def test_a_view_made_by_a_custom_function_is_not_replayed(backend):
         def backward(ctx, grad):
             return 3 * grad.t()
 
-    for fn in (lambda x, w: Turned.apply(x @ w), lambda x, w: Turned.apply(w)[0]):
+    for fn in (lambda x, w: Transposed.apply(x @ w), lambda x, w: Transposed.apply(w)[0]):
         compare(function(fn), data(5, 6, grad=True), backend, whole=False, exact=False)
 
 
@@ -95,8 +100,8 @@ def test_a_detached_alias_shares_memory_and_version():
         return loss, loss.detach()
 
     for call in (fn, sidefx_train.compile(fn, backend="eager", fullgraph=True)):
-        out, twin = call(data(5, 6)(1)[0])
-        assert out.data_ptr() == twin.data_ptr() and not twin.requires_grad
+        out, detached = call(data(5, 6)(1)[0])
+        assert out.data_ptr() == detached.data_ptr() and not detached.requires_grad
         before = out._version
-        twin.zero_()
+        detached.zero_()
         assert out._version == before + 1 and out.abs().sum() == 0

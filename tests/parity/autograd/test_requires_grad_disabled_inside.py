@@ -56,5 +56,5 @@ def test_as_in_eager(how, then, outs):
 @pytest.mark.parametrize("how", CEASES)
 def test_captured(how, then):
     if "result" in how and then == "transposed in place":
-        pytest.skip("what has a history outside is detached and turned by eager")
+        pytest.skip("what has a history outside is detached and transposed by eager")
     assert check(source(*CEASES[how], THEN[then], OUTS["a view"])).replays == 3

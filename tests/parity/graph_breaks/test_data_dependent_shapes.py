@@ -121,17 +121,17 @@ def test_backward_of_chosen_rows_outside(loss_of, backend):
     """The backward graph gets the rows as an input: there, their count is the size of an input, not unbacked."""
     torch.manual_seed(0)
     model = mlp()
-    twin = copy.deepcopy(model)
+    copied = copy.deepcopy(model)
     compiled = sidefx_train.compile(lambda x, y: loss_of(model, x, y), backend=backend, fullgraph=True)
     batch = batches((9, 6), classes=3)
     for index in range(4):
         x, y = batch(index)
-        loss, want = compiled(x, y), loss_of(twin, x, y)
+        loss, want = compiled(x, y), loss_of(copied, x, y)
         assert loss.requires_grad
         loss.backward()
         want.backward()
         got = [loss.detach(), *(p.grad for p in model.parameters())]
-        for have, like in zip(got, [want.detach(), *(p.grad for p in twin.parameters())], strict=True):
+        for have, like in zip(got, [want.detach(), *(p.grad for p in copied.parameters())], strict=True):
             torch.testing.assert_close(have, like, rtol=1e-5, atol=1e-6)
     assert sidefx_train.explain(compiled).fallback_count == 0
 

@@ -318,8 +318,8 @@ def test_pickling_and_copying_the_model_still_work():
     compiled = sidefx_train.compile(made.step, backend="eager")
     compiled(*made.batch(0))
     assert list(model.state_dict()) == keys, "state_dict keys changed"
-    twin = copy.deepcopy(model)
-    same(photograph([*model.parameters()]), photograph([*twin.parameters()]), "deep copy", True)
+    copied = copy.deepcopy(model)
+    same(photograph([*model.parameters()]), photograph([*copied.parameters()]), "deep copy", True)
     assert type(model) is nn.Sequential and "forward" not in vars(model), "the model was changed"
 
 

@@ -40,12 +40,12 @@ def test_results_that_alias_inputs():
     compiled = sidefx_train.compile(step, backend="inductor", fullgraph=True, on_failure="raise")
     for _ in range(3):
         x = torch.randn(4, 3)
-        same, rows, turned, clone, detached = compiled(x)
+        same, rows, transposed, clone, detached = compiled(x)
         assert same is x, "the argument itself was returned"
         x.fill_(7)
-        assert bool((rows == 7).all() and (turned == 7).all() and (detached == 7).all()), "views lost their base"
+        assert bool((rows == 7).all() and (transposed == 7).all() and (detached == 7).all()), "views lost their base"
         assert not bool((clone == 7).any()), "the clone shares memory"
-        assert turned.shape == (3, 4), f"{turned.shape}"
+        assert transposed.shape == (3, 4), f"{transposed.shape}"
 
 
 @pytest.mark.parametrize("nan_at", [None, 3])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -178,3 +179,21 @@ def test_muon_is_captured_whatever_its_learning_rate(backend):
     report = run_step.report()
     assert len(report.captures) == 1 and not report.fallbacks, str(report)
     torch.testing.assert_close(weights[1], weights[0], rtol=1e-2, atol=2e-3)  # it computes in bfloat16
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_number_that_is_zero_is_not_another_zero_of_the_graph(backend):
+    """The constant that takes a number's place differs from every other constant, also where the number is 0."""
+
+    def step(x):
+        return torch.empty(4).normal_(0.0, std.value) * x + 0.0, F.dropout(x, std.p)
+
+    std = SimpleNamespace(value=0.0, p=0.0)
+    compiled = sidefx_train.compile(step, backend=backend, rng="eager")
+    for value in (0.5, 0.0, 0.75, 0.5, 1.5):
+        std.value, std.p = value, value / 2
+        torch.manual_seed(0)
+        want = step(torch.ones(4))
+        torch.manual_seed(0)
+        have = compiled(torch.ones(4))
+        assert all(map(torch.equal, want, have)), value

@@ -402,9 +402,9 @@ def test_compiled_steps_are_copied_and_pickled():
 
     holder = Holder()
     holder.step(torch.ones(2))
-    twin = copy.deepcopy(holder)
-    twin.step(torch.ones(2))
-    assert (holder.total.tolist(), twin.total.tolist()) == ([1.0, 1.0], [2.0, 2.0])
+    copied = copy.deepcopy(holder)
+    copied.step(torch.ones(2))
+    assert (holder.total.tolist(), copied.total.tolist()) == ([1.0, 1.0], [2.0, 2.0])
 
 
 class Holder:

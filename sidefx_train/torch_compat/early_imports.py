@@ -10,10 +10,23 @@ from functools import cache
 
 @cache
 def _load_submodule(name: str) -> None:
-    """Imports a module on a separate thread: it keeps the frames of its import, and so those of all callers, alive."""
-    loading = threading.Thread(target=importlib.import_module, args=(name,), daemon=True)
+    """Imports a module on a separate thread: it keeps the frames of its import, and so those of all callers, alive.
+
+    Raises what the import raises.
+    """
+    failed: list[Exception] = []
+
+    def load() -> None:
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            failed.append(error)
+
+    loading = threading.Thread(target=load, daemon=True)
     loading.start()
     loading.join()
+    if failed:
+        raise failed[0]
 
 
 NEEDED = "torch._dynamo"

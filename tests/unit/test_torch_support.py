@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from sidefx_train.compile import torch_support
+from sidefx_train.torch_compat import early_imports
 
 PACKAGE = Path(__file__).parents[2] / "sidefx_train"
 
@@ -55,6 +56,11 @@ def trained(compile):
 want, _ = trained(lambda step: step)
 if path:
     hide(path)
+    try:
+        trained(lambda step: step)
+    except AttributeError:
+        print(json.dumps({"torch_trains": False}))
+        sys.exit()
 import sidefx_train
 with warnings.catch_warnings(record=True) as shown:
     warnings.simplefilter("always")
@@ -124,6 +130,7 @@ def run(hidden: str = "", version: str = "", cache: Path | None = None, uses: st
     command = [sys.executable, "-c", _HIDE + _TRAIN + uses + _SHOW, hidden, version]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
+    assert "Exception in thread" not in done.stderr, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -159,6 +166,12 @@ def test_a_missing_name_leaves_every_way_of_use_to_eager():
     assert "_increment_version" in warning and torch_support.TESTED[-1] in warning
 
 
+def test_an_import_that_fails_raises_in_the_caller(capfd):
+    with pytest.raises(ModuleNotFoundError, match="torch.no_such_module"):
+        early_imports._load_submodule("torch.no_such_module")
+    assert not capfd.readouterr().err
+
+
 def test_a_torch_that_is_not_known_is_tested_once(tmp_path):
     for _ in range(2):
         found = run(version="2.99.0", cache=tmp_path)
@@ -178,7 +191,12 @@ def test_a_failed_self_test_leaves_steps_to_eager(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("hidden", names())
 def test_no_missing_name_breaks_a_program(hidden, tmp_path):
-    assert run(hidden, "2.99.0", tmp_path)["same"]
+    if hidden == "torch._C.DispatchKey":
+        pytest.skip("torch aborts: its own modules are imported halfway then, and leave half of their kernels")
+    found = run(hidden, "2.99.0", tmp_path)
+    if not found.get("torch_trains", True):
+        pytest.skip("torch itself does not train without it")
+    assert found["same"]
 
 
 def test_a_difference_fails_the_self_test(monkeypatch):

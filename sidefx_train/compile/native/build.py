@@ -17,7 +17,7 @@ import subprocess
 import sysconfig
 import threading
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from types import ModuleType
 from typing import Any
 
@@ -33,6 +33,7 @@ from sidefx_train.compile.native import (
     matmul_kernel,
     optimizer_updates,
     tensor_impl,
+    warning_hook,
 )
 from sidefx_train.compile.native import (
     scatter_add_kernel as rows,
@@ -114,13 +115,14 @@ _AROUND = _Module(
 )
 _GUARDS = _Module(
     "sidefx_guards",
-    tensor_impl.SOURCE + guard_program.SOURCE + entry_holder.SOURCE,
+    tensor_impl.SOURCE + guard_program.SOURCE + entry_holder.SOURCE + warning_hook.SOURCE,
     ("find_tensor_words", "entry_holder"),
     (
         '{"tensors_readable", tensors_readable, METH_NOARGS, nullptr},',
         '{"guard_program", guard_program, METH_O, nullptr},',
+        '{"observe_warnings", observe_warnings, METH_O, nullptr},',
     ),
-    "guards, holders of entries",
+    "guards, holders of entries, hook of warnings",
     reads_tensors=True,
 )
 
@@ -180,6 +182,16 @@ def guards_ready() -> bool:
         else:
             _start(_GUARDS)
     return _GUARDS.done
+
+
+def guards_if_stored() -> ModuleType | None:
+    """Returns the guards if they are built, in this process or an earlier one; ``None`` otherwise."""
+    return _GUARDS.get() if _GUARDS.done or _guards_are_stored() else None
+
+
+@cache
+def _guards_are_stored() -> bool:
+    return _is_stored(_GUARDS)
 
 
 def products_module() -> ModuleType | None:

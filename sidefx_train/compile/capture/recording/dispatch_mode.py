@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.recording import warning_watch
 from sidefx_train.compile.capture.recording.constant_folding import constant_value
 from sidefx_train.compile.capture.recording.eager_parity.derivatives import fill_picked, multiplies_picked
 from sidefx_train.compile.capture.recording.eager_parity.foreach import count_lists, one_after_another
@@ -105,6 +106,13 @@ class RepeatingMode(compat.RecordingMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is compat.DEVICE_OF:  # C++ reads it often: autograd for every gradient
             return args[0].device
+        watch = warning_watch.suspend(recording=True)
+        try:
+            return self._record_operator(func, types, args, kwargs)
+        finally:
+            warning_watch.resume(watch)
+
+    def _record_operator(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(func, compat.HigherOrderOperator):
             return super().__torch_dispatch__(func, types, args, kwargs)
         if not torch.is_grad_enabled():

@@ -18,6 +18,7 @@ import torch
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.builtins.introspection import keeps_callables
 from sidefx_train.compile.capture.interpreter.object_model import formatting
+from sidefx_train.compile.capture.recording import warning_watch
 from sidefx_train.compile.capture.recording.constant_folding import constant_value
 from sidefx_train.compile.capture.shadows.containers.instance_dicts import InstanceDictRecord
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
@@ -528,14 +529,11 @@ class Calls:
             alive = world()
             assert alive is not None, f"{fn!r} is called after its capture"
             call = alive.reentry_callbacks[number]
-            swapped, watching = alive.reentry.swapped, sys.getprofile()
-            if watching is not None:
-                sys.setprofile(None)
+            swapped, watch = alive.reentry.swapped, warning_watch.suspend()
             try:
                 answer = alive.reentry.outside(lambda: call(*args, **kwargs)) if swapped else call(*args, **kwargs)
             finally:
-                if watching is not None:
-                    sys.setprofile(watching)
+                warning_watch.resume(watch)
             return (
                 builtin_methods.concrete(answer) if type(answer) is torch.SymBool else answer
             )  # C code may compare it

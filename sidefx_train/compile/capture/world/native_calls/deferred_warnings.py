@@ -8,12 +8,12 @@ determined immediately.
 
 from __future__ import annotations
 
-import sys
 import types
 import warnings
 from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.interpreter.builtins.warn import WarningSite, arguments, place
+from sidefx_train.compile.capture.recording.warning_watch import watched
 from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE
 from sidefx_train.compile.common.thread_warnings import matches
 from sidefx_train.compile.common.type_checks import safe_isinstance
@@ -61,27 +61,20 @@ def call_watched(world: CaptureContext, fn: types.FunctionType, args: tuple[Any,
     Raises:
         Unsupported: it called ``warnings.warn``; ``world.warns`` contains its code then.
     """
-    if sys.getprofile() is not None or id(fn.__code__) in NATIVE_CODE:
+    if id(fn.__code__) in NATIVE_CODE:
         return fn(*args, **kwargs)
-    codes: set[types.CodeType] = set()
 
-    def look(frame: types.FrameType | None, event: str, called: Any) -> None:
-        if event == "c_call" and called is warnings.warn:
-            while frame is not None and frame.f_code is not _HERE:
-                codes.add(frame.f_code)
-                frame = frame.f_back
-            if codes - world.specialization.inlined_code:
-                world.warns |= codes
-                world.heap.refuse("SFX111", f"{fn.__qualname__} warns, so it must be interpreted")  # before it does
+    def refuse(frame: types.FrameType | None) -> None:
+        codes: set[types.CodeType] = set()
+        while frame is not None and frame.f_code is not call_watched.__code__:
+            codes.add(frame.f_code)
+            frame = frame.f_back
+        if codes - world.specialization.inlined_code:
+            world.warns |= codes
+            world.heap.refuse("SFX111", f"{fn.__qualname__} warns, so it must be interpreted")  # before it does
 
-    sys.setprofile(look)
-    try:
+    with watched(refuse):
         return fn(*args, **kwargs)
-    finally:
-        sys.setprofile(None)
-
-
-_HERE = call_watched.__code__
 
 
 def _raise_if_error(world: CaptureContext, site: WarningSite, message: Any, category: type) -> None:

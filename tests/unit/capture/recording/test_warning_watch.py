@@ -1,4 +1,4 @@
-"""The watch sees each ``warnings.warn`` of its thread, however it is reached, by the native hook and by a profile function."""
+"""The watch sees each ``warnings.warn`` of its thread, by the native hook and by a profile function."""
 
 from __future__ import annotations
 

@@ -111,6 +111,7 @@ from sidefx_train.torch_compat.inductor.lowerings import calls_dispatcher as cal
 from sidefx_train.torch_compat.inductor.lowerings import multiplies_narrow as multiplies_narrow
 from sidefx_train.torch_compat.inductor.lowerings import register_kernel_lowerings as register_kernel_lowerings
 from sidefx_train.torch_compat.inductor.options import forget_compile_threads as forget_compile_threads
+from sidefx_train.torch_compat.inductor.options import in_copied_context as in_copied_context
 from sidefx_train.torch_compat.inductor.options import inductor_cache_of as inductor_cache_of
 from sidefx_train.torch_compat.inductor.options import inductor_decompositions as inductor_decompositions
 from sidefx_train.torch_compat.inductor.options import inductor_options as inductor_options

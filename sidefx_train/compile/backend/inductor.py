@@ -108,6 +108,7 @@ def _one_cpp_call(module: fx.GraphModule) -> bool:
     return True
 
 
+@compat.in_copied_context
 def build_inductor(traced: TracedGraph, config: CompileConfig) -> Executable:
     """Functionalizes with Inductor's decompositions and compiles the result, or loads it from the cache."""
     clock = Clock()
@@ -127,6 +128,7 @@ def build_inductor(traced: TracedGraph, config: CompileConfig) -> Executable:
     return _executable(lowered, traced, clock, key)
 
 
+@compat.in_copied_context
 def inductor_reference(traced: TracedGraph, config: CompileConfig, graph: FunctionalGraph | None = None) -> Reference:
     """Returns the functional graph that is lowered, run op by op, with the random numbers of its C++.
 
@@ -154,6 +156,7 @@ def inductor_reference(traced: TracedGraph, config: CompileConfig, graph: Functi
     return functional_reference(graph, module, traced)
 
 
+@compat.in_copied_context
 def lower_for_another(traced: TracedGraph, config: CompileConfig) -> bool:
     """Compiles a graph into the cache; returns False if it cannot be cached."""
     key = key_of(traced, config)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextvars
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 from sidefx_train.torch_compat.inductor.late_imports import _import_lowering
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 def known_inductor_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -18,6 +23,20 @@ def known_inductor_options(options: dict[str, Any]) -> dict[str, Any]:
 
     known = config.get_config_copy()
     return {name: value for name, value in options.items() if name in known}
+
+
+def in_copied_context(fn: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Decorator: runs ``fn`` in a copy of the context.
+
+    Each ``config.patch`` of torch sets a context variable of its own and never resets it, so the context would grow
+    with each graph that is lowered.
+    """
+
+    @wraps(fn)
+    def run(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return contextvars.copy_context().run(fn, *args, **kwargs)
+
+    return run
 
 
 @contextmanager

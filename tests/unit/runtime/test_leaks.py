@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextvars
 import json
 import subprocess
 import sys
 
 import pytest
+import torch
+
+import sidefx_train
 
 # In a separate process, because pytest keeps torch's log records. Objects of the latest graphs stay in caches with a
 # limit, which is lowered here.
@@ -132,6 +136,15 @@ def left(backend: str, case: str, first: int, last: int) -> dict[str, int]:
 @pytest.mark.parametrize("case", FAST)
 def test_rounds_leave_nothing(case):
     assert left("eager", case, 6, 14) == {}
+
+
+def test_lowering_leaves_no_context_variable():
+    """Regression: each patch of torch's configuration sets a context variable that is never reset."""
+    counts = []
+    for factor in (2, 3):
+        assert sidefx_train.compile(lambda x, factor=factor: x * factor)(torch.ones(2)).sum() == 2 * factor
+        counts.append(len(contextvars.copy_context()))
+    assert counts[0] == counts[1]
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from sidefx_train.torch_compat.autograd import output_of as output_of
 from sidefx_train.torch_compat.autograd import running_backward as running_backward
 from sidefx_train.torch_compat.autograd import running_derivative as running_derivative
 from sidefx_train.torch_compat.autograd import running_node as running_node
+from sidefx_train.torch_compat.autograd import saved_are_released as saved_are_released
 from sidefx_train.torch_compat.autograd import set_creation as set_creation
 from sidefx_train.torch_compat.autograd import set_version as set_version
 from sidefx_train.torch_compat.autograd import share_version_counter as share_version_counter

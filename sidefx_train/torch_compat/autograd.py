@@ -59,6 +59,18 @@ def unchecked_saved(ctx: Any) -> list[torch.Tensor | None]:
     return [getattr(raw, "data", None) for raw in ctx._raw_saved_tensors]
 
 
+def saved_are_released(node: Any) -> bool:
+    """Returns True if a backward pass has released what an autograd node saved, so that another one raises."""
+    for name in dir(node):
+        if name.startswith("_saved_") or name == "saved_tensors":
+            try:
+                getattr(node, name)
+            except RuntimeError as error:
+                if "a second time" in str(error):
+                    return True
+    return False
+
+
 def is_asked_for(node: Any) -> bool:
     """Returns True if the running backward continues at an autograd node, or returns its gradient."""
     try:

@@ -16,6 +16,7 @@ from sidefx_train.compile.capture.side_effects.effect import Effect
 from sidefx_train.compile.capture.world.native_call_facts import first_line
 from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.graph.artifacts import OWN
+from sidefx_train.compile.graph.freed_history import is_freed
 from sidefx_train.compile.graph.step_metadata import OutputFacts, OutputKind, StepMetadata, dynamic_dims
 from sidefx_train.compile.graph.view_chains import (
     first_operation,
@@ -180,7 +181,7 @@ class TensorRebuilder(ABC):
         if self.views.is_outside(value) and not unrelated:
             self.world.heap.refuse("SFX111", "an output aliases an outside tensor in a way that cannot be replayed")
         custom = self._is_custom_view(value)
-        if value._is_view() and value.requires_grad and value.grad_fn not in self.world.freed and not custom:
+        if value._is_view() and value.requires_grad and not is_freed(self.world.freed, value.grad_fn) and not custom:
             self.world.heap.refuse("SFX107", "an output is a differentiable view that cannot be replayed")
         self.returned.setdefault(compat.storage_id(value), set()).add(node)
         if value.is_inference() and not torch.is_inference_mode_enabled():
@@ -189,7 +190,7 @@ class TensorRebuilder(ABC):
             return f"{self.writer.constant(as_inference)}({self.output(node)})"
         if not value._is_view() and not value.is_inference():
             node.meta[OWN] = value._version
-        if value.grad_fn is not None and value.grad_fn not in self.world.freed:
+        if value.grad_fn is not None and not is_freed(self.world.freed, value.grad_fn):
             expression = self.output(node)
             if self.differentiable.setdefault(self._index[node], value) is not value:
                 self.world.heap.refuse("SFX107", "cannot return one value with two autograd histories")
@@ -354,7 +355,7 @@ class TensorRebuilder(ABC):
             return expression
         if value.grad_fn is None:
             return f"{expression}.requires_grad_()"
-        if value.grad_fn not in self.world.freed:
+        if not is_freed(self.world.freed, value.grad_fn):
             reason = "an output is an earlier value of a tensor whose backward graph is still needed"
             self.world.heap.refuse("SFX107", reason)
         name = type(value.grad_fn).__name__

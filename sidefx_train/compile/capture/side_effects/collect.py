@@ -27,6 +27,7 @@ from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.plain_values import is_set, slot_names, stored_entries
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
+from sidefx_train.compile.graph.freed_history import is_freed
 from sidefx_train.torch_compat import hook_numbers, output_of
 
 if TYPE_CHECKING:
@@ -212,7 +213,7 @@ def gets_new_history(world: CaptureContext, record: TensorRecord) -> bool:
     now = _history(record)
     if now is None or now is (record.edge.node if record.edge is not None else None):
         return False
-    return now not in world.freed and record.entry_storage is None and not record.real._is_view()
+    return not is_freed(world.freed, now) and record.entry_storage is None and not record.real._is_view()
 
 
 def _written_under(record: TensorRecord) -> bool:

@@ -42,6 +42,8 @@ class CompileConfig:
         autotune_seconds: time limit of autotuning for one graph; ten times as long in a worker, where nobody waits.
         deterministic: nothing depends on timing or on the order of threads: the captured step takes over at its first
             call, and kernels are torch's own choice.
+        keep_slower: keep a captured step that is slower than eager. Otherwise a few of the first steps run eagerly, to
+            compare their times, and a step that is slower captured is left for eager.
         disabled_passes: names in ``sidefx_train/switches.py`` of changes to Inductor's compilation to leave out.
     """
 
@@ -58,6 +60,7 @@ class CompileConfig:
     autotune: Literal["on", "off"] = "on"
     autotune_seconds: float = 2.0
     deterministic: bool = False
+    keep_slower: bool = False
     disabled_passes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

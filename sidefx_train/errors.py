@@ -48,6 +48,14 @@ CODES: dict[str, tuple[str, str]] = {
         "an assumed condition did not hold",
         "No action needed: the step ran eagerly. Where it happens often, the step is captured in parts around it.",
     ),
+    "SFX209": (
+        "slower than eager",
+        "The step runs eagerly from now on; keep_slower=True keeps it captured. The report has both times.",
+    ),
+    "SFX210": (
+        "timed to compare with eager",
+        "No action needed: a few of the first steps run eagerly. keep_slower=True captures them all.",
+    ),
     # training loops
     "SFX301": ("left to the framework's own training step", "Remove what the message names to have steps captured."),
     # the installation

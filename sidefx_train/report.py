@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
@@ -36,6 +36,36 @@ class ChoiceRecord:
     seconds: dict[str, float]
 
 
+@dataclass(frozen=True)
+class TimingRecord:
+    """Times of a captured step and of the same step run eagerly.
+
+    Attributes:
+        decision: ``"captured"`` if the captured step is used, ``"eager"`` if it is slower and left for eager,
+            ``"not compared"`` if its time says nothing.
+        captured_seconds: median time of a captured step; 0 if not compared.
+        eager_seconds: median time of an eager step, which includes testing the guards; 0 if not compared.
+        captured_steps: captured steps behind the median.
+        eager_steps: eager steps behind the median.
+        why_not: why the times were not compared.
+    """
+
+    decision: Literal["captured", "eager", "not compared"]
+    captured_seconds: float = 0.0
+    eager_seconds: float = 0.0
+    captured_steps: int = 0
+    eager_steps: int = 0
+    why_not: str = ""
+
+    def __str__(self) -> str:
+        if self.why_not:
+            return f"not compared with eager: {self.why_not}"
+        return (
+            f"a captured step takes {_milliseconds(self.captured_seconds)}, an eager one "
+            f"{_milliseconds(self.eager_seconds)} (medians of {self.captured_steps} and {self.eager_steps} steps)"
+        )
+
+
 @dataclass
 class CaptureRecord:
     """One successful capture.
@@ -51,6 +81,7 @@ class CaptureRecord:
         notes: decisions worth knowing, in the order they were made.
         choices: what was chosen by measuring, the most work first.
         verification: results and cost of the comparisons of the compiled graph with the captured one.
+        timing: the comparison of its time with eager's; ``None`` before it is decided and where there is none.
     """
 
     index: int
@@ -63,6 +94,7 @@ class CaptureRecord:
     notes: list[str] = field(default_factory=list)
     choices: list[ChoiceRecord] = field(default_factory=list)
     verification: list[str] = field(default_factory=list)
+    timing: TimingRecord | None = None
 
     @property
     def total_seconds(self) -> float:
@@ -344,6 +376,20 @@ def _overview(report: StepReport) -> list[Block]:
         ]
         columns = ("#", "because", "nodes", "inputs", "seconds", *(["note"] if noted else []))
         blocks.append(Block("captures", columns, rows))
+    times = [(c.index, c.timing) for c in report.captures if c.timing is not None and not c.timing.why_not]
+    if times:
+        rows = [
+            (
+                str(index),
+                _milliseconds(timing.captured_seconds),
+                _milliseconds(timing.eager_seconds),
+                f"{timing.captured_steps}, {timing.eager_steps}",
+                "captured" if timing.decision == "captured" else "left for eager",
+            )
+            for index, timing in times
+        ]
+        columns = ("#", "captured step", "eager step", "steps timed", "decision")
+        blocks.append(Block("compared with eager", columns, rows))
     if report.breaks:
         breaks = [(b.code, str(b.count), _place(b.location), f"{b.title}: {b.reason}", b.advice) for b in report.breaks]
         blocks.append(Block("graph breaks", ("code", "times", "where", "what", "what to do"), breaks))
@@ -367,7 +413,8 @@ def _details(report: StepReport) -> list[Block]:
     blocks = []
     if report.captures:
         rows = [
-            (str(c.index), _pairs(c.seconds, "{:.2f}"), "; ".join([*c.notes, *c.verification])) for c in report.captures
+            (str(c.index), _pairs(c.seconds, "{:.2f}"), "; ".join([*c.notes, *c.verification, *_not_timed(c)]))
+            for c in report.captures
         ]
         blocks.append(Block("captures by stage", ("#", "seconds", "notes"), rows))
     if report.effects:
@@ -394,6 +441,14 @@ def _figures(report: StepReport) -> str:
         f"{_count(report.calls, 'call')}: {report.replays} replayed, {report.fallback_count} eager; "
         f"{report.capture_seconds:.2f} s capturing"
     )
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def _not_timed(capture: CaptureRecord) -> list[str]:
+    return [str(capture.timing)] if capture.timing is not None and capture.timing.why_not else []
 
 
 def _sentence(record: RecaptureRecord) -> str:

@@ -32,8 +32,8 @@ def eager(workload: Workload) -> Step:
 
 
 def sidefx(workload: Workload) -> Step:
-    """The same step as :func:`eager`, captured."""
-    return compile_step(_train_step(workload, workload.optimizer(True)))
+    """The same step as :func:`eager`, captured, also where that is slower."""
+    return compile_step(_train_step(workload, workload.optimizer(True)), keep_slower=True)
 
 
 def torch_compile_loss(workload: Workload) -> Step:

@@ -53,6 +53,7 @@ class SideFXCompile(pl_package.Callback):
         autotune: choose kernels by measuring.
         autotune_seconds: time limit of autotuning for one graph.
         deterministic: two runs give the same bits; ``Trainer(deterministic=True)`` has the same effect.
+        keep_slower: keep a captured step that is slower than eager.
         disabled_passes: changes to Inductor's compilation to leave out.
 
     Raises:
@@ -75,6 +76,7 @@ class SideFXCompile(pl_package.Callback):
         autotune: Literal["on", "off"] = "on",
         autotune_seconds: float = 2.0,
         deterministic: bool = False,
+        keep_slower: bool = False,
         disabled_passes: tuple[str, ...] = (),
     ) -> None:
         super().__init__()
@@ -92,6 +94,7 @@ class SideFXCompile(pl_package.Callback):
             "autotune": autotune,
             "autotune_seconds": autotune_seconds,
             "deterministic": deterministic,
+            "keep_slower": keep_slower,
             "disabled_passes": disabled_passes,
         }
         compile_step(_nothing, **self._options)  # wrong options raise here, where they are written, not hours later

@@ -30,6 +30,7 @@ def compile_step(
     autotune: Literal["on", "off"] = "on",
     autotune_seconds: float = 2.0,
     deterministic: bool = False,
+    keep_slower: bool = False,
     disabled_passes: tuple[str, ...] = (),
 ) -> Any:
     """Compiles a whole training step. Works as a decorator or as a call with the step.
@@ -62,6 +63,9 @@ def compile_step(
         deterministic: two runs on one machine give the same bits: the captured step takes over at its first call
             (``warmup`` is ``"now"``), nothing is chosen by timing, and sums do not depend on the timing of threads.
             ``torch.use_deterministic_algorithms(True)`` has the same effect.
+        keep_slower: keep a captured step that is slower than eager. By default the first calls alternate between blocks
+            of captured and of eager steps, some tens in all, to compare their times; a step that is slower captured
+            runs eagerly from then on. ``"eager"``, ``"aot_eager"`` and ``deterministic`` steps are not compared.
         disabled_passes: names in ``sidefx_train.switches.SWITCHES`` of changes to Inductor's compilation to leave out,
             to find the one that causes a wrong, slow or failing graph. The environment variable ``SIDEFX_DISABLE`` does
             the same for a process.
@@ -90,6 +94,7 @@ def compile_step(
         autotune=autotune,
         autotune_seconds=autotune_seconds,
         deterministic=deterministic,
+        keep_slower=keep_slower,
         disabled_passes=disabled_passes,
     )
     return (lambda inner: _compiled(inner, config)) if fn is None else _compiled(fn, config)

@@ -82,6 +82,7 @@ def fit(
     compile: bool = True,
     warmup: Literal["now", "background"] = "background",
     seed: int | None = None,
+    keep_slower: bool = False,
     progress: bool = True,
     checkpoint_dir: str | Path | None = None,
     resume: str | Path | bool | None = None,
@@ -112,6 +113,7 @@ def fit(
         seed: seeds Python, NumPy and torch at the start. Two runs on one machine then end with the same bits, even if
             one was killed and resumed: the first step waits until it is compiled, whatever ``warmup`` says, and no
             kernel is chosen by timing.
+        keep_slower: keep a captured step that is slower than eager; see :func:`sidefx_train.compile`.
         progress: show a progress bar.
         checkpoint_dir: where ``epoch-N.ckpt`` (after every epoch) and ``last.ckpt`` are written.
         resume: a checkpoint's path, or True for ``checkpoint_dir/last.ckpt``. Training continues exactly:
@@ -131,7 +133,8 @@ def fit(
     fabric.launch()
     if seed is not None:
         fabric.seed_everything(seed, verbose=False)
-    run = _Run(fabric, logged, model, optimizer, loss, metrics, compile, warmup, seed is not None)
+    options = {"warmup": warmup, "deterministic": seed is not None, "keep_slower": keep_slower}
+    run = _Run(fabric, logged, model, optimizer, loss, metrics, options if compile else None)
     loader, val_loader = loaders(fabric, data, val_data)
     checkpoints = Path(checkpoint_dir) if checkpoint_dir is not None else None
     position = Position()
@@ -220,9 +223,7 @@ class _Run:
         optimizer: Any,
         loss: Loss | None,
         metrics: Any,
-        compile: bool,
-        warmup: Literal["now", "background"],
-        seeded: bool,
+        options: dict[str, Any] | None,
     ) -> None:
         self.fabric, self.logged, self.loss = fabric, logged, loss
         self.is_lightning = isinstance(model, lightning.LightningModule)
@@ -250,16 +251,16 @@ class _Run:
         wrapped = fabric.setup(model, *self.optimizers)
         self.wrapped, self.wrapped_optimizers = wrapped[0], list(wrapped[1:])
 
-        reason = self._reason_not_to_compile() if compile else None
+        reason = self._reason_not_to_compile() if options is not None else None
         self.plain = reason is None and self._is_plain()
         self.model = model if self.plain else self.wrapped
         self._left = reason
         step = self._make_step()
         self.compiled: Any = None
-        if compile and reason is None:
+        if options is not None and reason is None:
             if self.is_lightning:
                 intercept_logging(Lightning(model))
-            step = self.compiled = compile_step(step, warmup=warmup, deterministic=seeded)
+            step = self.compiled = compile_step(step, **options)
         elif reason is not None:
             title, advice = CODES[LEFT_TO_FABRIC]
             warnings.warn(f"[{LEFT_TO_FABRIC}] {title}: {reason}. {advice}", SideFXWarning, stacklevel=3)

@@ -38,7 +38,7 @@ def test_plain_loop(load, capsys):
 def test_fit(load):
     result = load("fit").main(epochs=2, progress=False)
     assert result.metrics["val_accuracy"] > 0.7, result.metrics
-    assert {record.code for record in result.report.fallbacks} == {"SFX206"}, str(result.report)
+    assert "SFX206" in {record.code for record in result.report.fallbacks} <= {"SFX206", "SFX210"}, str(result.report)
 
 
 def test_quickstart(load, capsys, tmp_path):

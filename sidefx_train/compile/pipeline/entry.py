@@ -51,6 +51,9 @@ class Entry:
         bindings: functions that the generated function calls.
         fresh: True until it has run once.
         once: it runs once, op by op: the step invalidates its own guards.
+        dispatch: called in place of ``replay`` where that is not ``None``, with the same arguments and result: while
+            times are compared with eager, or if the entry is left for eager.
+        added_at: number of the step's calls before the entry was added.
     """
 
     replay: Callable[[tuple[Any, ...], dict[str, Any]], Any]
@@ -61,6 +64,8 @@ class Entry:
     bindings: dict[str, Any]
     fresh: bool = True
     once: bool = False
+    dispatch: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None
+    added_at: int = 0
 
     @property
     def shared(self) -> tuple[Any, ...]:

@@ -15,6 +15,7 @@ from sidefx_train.compile.runtime.capture_limits import CaptureLimits
 from sidefx_train.compile.runtime.capturer import Capturer
 from sidefx_train.compile.runtime.fallback import Fallback
 from sidefx_train.compile.runtime.guard_failures import Missed, SpecializationState
+from sidefx_train.compile.runtime.timing.eager_comparison import EarlySamples
 from sidefx_train.config import CompileConfig
 from sidefx_train.errors import BackendError
 from sidefx_train.report import StepReport
@@ -39,6 +40,7 @@ class BackgroundJobs:
         job: the job that is running, or has finished and not been polled yet.
         trigger: why the latest job's capture was necessary.
         called: the step has run once.
+        samples: times of the eager steps since the latest job began; ``None`` without a job.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class BackgroundJobs:
         self.job: Job | None = None
         self.trigger: Missed | None = None
         self.called = False
+        self.samples: EarlySamples | None = None
 
     def may_begin(self) -> bool:
         """Returns True if a call of the step may begin a job: not the first, which creates state (gradients, optimizer
@@ -95,8 +98,14 @@ class BackgroundJobs:
             if known is None:
                 inputs = functools.partial(compile_capture.fetched, captured, checks, call)
                 self.job = background_compile.start(request, inputs)
+                self.samples = EarlySamples(captured, checks)
                 return None
         return compile_capture.bind(captured, known, checks, self._context)
+
+    def take_samples(self) -> list[float]:
+        """Returns the seconds of the eager steps that ran while the latest job compiled, and forgets them."""
+        samples, self.samples = self.samples, None
+        return [] if samples is None else samples.seconds
 
     def poll(self, call: Call) -> Entry | None:
         """Returns the entry that a worker has compiled; ``None`` if it is still busy, or failed, which the report
@@ -122,12 +131,13 @@ class BackgroundJobs:
 
     def end(self) -> None:
         """Stops the worker, whose result is no longer needed."""
-        job, self.job = self.job, None
+        job, self.job, self.samples = self.job, None, None
         if job is not None:
             job.end()
 
     def _failed(self, job: Job, error: BackendError) -> None:
         """Reports that a worker failed; the next capture has static sizes, or counts as one that fails again."""
+        self.samples = None
         self._report.record_break(error.code, error.reason, error.location)
         if self._config.strict:
             raise error

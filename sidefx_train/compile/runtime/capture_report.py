@@ -7,14 +7,14 @@ from sidefx_train.compile.graph.step_metadata import in_words
 from sidefx_train.compile.pipeline.captured import nodes_of
 from sidefx_train.compile.pipeline.entry import Entry
 from sidefx_train.compile.runtime.guard_failures import Missed
-from sidefx_train.report import GuardRecord, StepReport, changed
+from sidefx_train.report import CaptureRecord, GuardRecord, StepReport, changed
 
 _ASSUMED = "assumes conditions on tensors, which the graph checks: {}"
 _ONCE = "runs once, operation by operation: the step itself invalidates a guard ({})"
 
 
-def record_capture(report: StepReport, entry: Entry, missed: Missed | None, is_part: bool) -> None:
-    """Adds a capture to a report.
+def record_capture(report: StepReport, entry: Entry, missed: Missed | None, is_part: bool) -> CaptureRecord:
+    """Adds a capture to a report, and returns its record.
 
     Args:
         report: report of the step.
@@ -33,7 +33,7 @@ def record_capture(report: StepReport, entry: Entry, missed: Missed | None, is_p
     caveats = [_ONCE.format(captured.self_invalidated)] if entry.once else []
     if captured.assumptions:
         caveats.append(_ASSUMED.format(", ".join(map(str, captured.assumptions))))
-    report.record_capture(
+    return report.record_capture(
         trigger="first call" if missed is None else changed(missed.label, missed.old, missed.new),
         nodes={"capture": nodes},
         graphs=1 if nodes or not (is_part or captured.suspension) else 0,

@@ -28,13 +28,14 @@ from sidefx_train.compile.runtime.capture_limits import CaptureLimits
 from sidefx_train.compile.runtime.capture_report import record_capture
 from sidefx_train.compile.runtime.capturer import Capturer
 from sidefx_train.compile.runtime.describe import short
-from sidefx_train.compile.runtime.dispatch_timing import dispatch_seconds
 from sidefx_train.compile.runtime.entry_cache import EntryCache
 from sidefx_train.compile.runtime.entry_holder import Holder
 from sidefx_train.compile.runtime.fallback import Fallback
 from sidefx_train.compile.runtime.finalizer_check import observable_finalization
 from sidefx_train.compile.runtime.graph_failures import GraphFailures
 from sidefx_train.compile.runtime.guard_failures import Missed, SpecializationState
+from sidefx_train.compile.runtime.timing.dispatch_timing import dispatch_seconds
+from sidefx_train.compile.runtime.timing.eager_comparison import EagerComparison
 from sidefx_train.config import CompileConfig
 from sidefx_train.errors import FOLLOWING, Location
 from sidefx_train.gc_control import fewer_collections
@@ -114,6 +115,15 @@ class CompiledStep:
         self._limits = CaptureLimits(config, self._cache)
         self._jobs = BackgroundJobs(
             config, report, self._capturer, self._specialization, self._limits, self._fallback, context
+        )
+        self._comparison = EagerComparison(
+            config,
+            self._record_eager,
+            self._cache,
+            self._fallback,
+            lambda: self._capturer.deterministic,
+            self._activity,
+            lambda: [entry for part in self._own_parts() for entry in part._cache.entries],
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -283,7 +293,9 @@ class CompiledStep:
             if result is not MISS:
                 return result
         if self._jobs.job is not None or not self._jobs.may_begin():
-            return self._fallback.run_silently(_NOT_COMPILED_YET, call)
+            run = functools.partial(self._fallback.run_silently, _NOT_COMPILED_YET, call)
+            samples = self._jobs.samples if self._comparison.applies else None
+            return run() if samples is None else samples.run(run, call)
         return MISS
 
     def _attempt(
@@ -321,6 +333,10 @@ class CompiledStep:
 
     def _install(self, entry: Entry, missed: Missed | None) -> None:
         """Adds an entry to those that calls try, and reports its capture."""
+        record = record_capture(self._report, entry, missed, self._is_part)
+        early = self._jobs.take_samples()
+        if not self._is_part:  # the step is timed as a whole
+            self._comparison.begin(entry, record, early)
         self._cache.add(entry)
         suspension = entry.captured.suspension
         if suspension is not None:
@@ -329,7 +345,6 @@ class CompiledStep:
             if point.code not in FOLLOWING:
                 stop = CaptureFailed(point.code, point.reason, point.location, None)
                 self._fallback.warn(stop, (point.code, str(point.location)), "is captured in parts")
-        record_capture(self._report, entry, missed, self._is_part)
 
     def _run_first(self, entry: Entry, call: Call) -> Any:
         """Runs an entry for the first time; returns :data:`MISS` if its guards do not hold."""
@@ -360,8 +375,26 @@ class CompiledStep:
     def _uncount_replay(self) -> None:
         """Counts an eager call in place of the replay that :meth:`__call__` is about to count."""
         if not self._first_run:
-            self._report.calls += 1
-            self._hits -= 1
+            self._record_eager()
+
+    def _record_eager(self) -> None:
+        self._report.calls += 1
+        self._hits -= 1
+
+    def _activity(self) -> tuple[int, ...]:
+        """Returns numbers, one of which changes when a call does more than replay: when it captures (successfully or
+        not) or compares results, or when it or a part runs eagerly until a worker has compiled."""
+        parts = self._own_parts()
+        steps = (self, *parts)
+        captures = [capture for step in steps for capture in step._report.captures]
+        waited = [found.count for part in parts for found in part._report.fallbacks if found.code == "SFX206"]
+        return (
+            self._report.fallback_count,
+            len(captures),
+            sum(len(step._limits.stops) for step in steps),
+            sum(len(capture.verification) for capture in captures),
+            sum(waited),
+        )
 
     def _own_parts(self) -> list[Any]:
         """Returns the steps that this step has been split into."""

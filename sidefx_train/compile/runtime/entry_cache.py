@@ -60,10 +60,16 @@ class EntryCache:
     def add(self, entry: Entry) -> None:
         """Adds an entry. Entries with static sizes come first: a dynamic one is for sizes without an entry of their
         own."""
+        entry.added_at = self._count_calls()
         self.newest_holder = self._hold(entry)
         held = [(holder, holder.entry) for holder in (self.newest_holder, *self.holders)]
         pairs = [(holder, entry) for holder, entry in held if entry is not None]
         self._replace_holders([holder for holder, _ in sorted(pairs, key=lambda pair: pair[1].captured.symbolic_sizes)])
+
+    def hold_again(self, entry: Entry) -> None:
+        """Makes calls go through the entry's ``dispatch``, or its ``replay``, whichever it has by now."""
+        for holder in [holder for holder in self.holders if holder.entry is entry]:
+            self._replace_holder(holder)
 
     def retire(self, entry: Entry) -> None:
         """Stops replaying an entry; it still explains misses."""
@@ -76,21 +82,23 @@ class EntryCache:
             self.newest_holder = None
 
     def _hold(self, entry: Entry) -> Holder:
-        calls_before = self._count_calls()
+        added_at = entry.added_at  # the holder's callback must not refer to the entry
 
         def forget(holder: Holder, label: str) -> None:
             self._replace_holders([other for other in self.holders if other is not holder])
-            if self._count_calls() - calls_before < _AMORTIZED_AFTER:
+            if self._count_calls() - added_at < _AMORTIZED_AFTER:
                 self.unamortized.append(label)
             self._on_forgotten(label)
 
-        def hold_natively(holder: Holder) -> None:
-            native = self._hold(holder.entry)
-            self._replace_holders([native if other is holder else other for other in self.holders])
-            if self.newest_holder is holder:
-                self.newest_holder = native
+        dispatch = entry.dispatch or entry.replay
+        return hold(dispatch, entry, entry.shared, entry.guards, MISS, forget, self._replace_holder)
 
-        return hold(entry.replay, entry, entry.shared, entry.guards, MISS, forget, hold_natively)
+    def _replace_holder(self, holder: Holder) -> None:
+        """Holds the entry of a holder by a new one."""
+        new = self._hold(holder.entry)
+        self._replace_holders([new if other is holder else other for other in self.holders])
+        if self.newest_holder is holder:
+            self.newest_holder = new
 
     def _replace_holders(self, holders: list[Holder]) -> None:
         self.holders = holders

@@ -14,7 +14,7 @@ from sidefx_train.config import CompileConfig
 from sidefx_train.errors import GraphBreakError, SideFXWarning
 from sidefx_train.report import StepReport
 
-_NO_BREAKS = frozenset({"SFX202", "SFX203", "SFX208"})
+_NO_BREAKS = frozenset({"SFX202", "SFX203", "SFX208", "SFX209", "SFX210"})
 """Codes of reasons that are no graph breaks: a captured graph exists, or could."""
 
 

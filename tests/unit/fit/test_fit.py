@@ -75,7 +75,7 @@ def test_by_default_training_starts_at_once():
     ours = fit(model, tensors(), epochs=4, progress=False)
     same(photograph(dict(eager_model.state_dict())), photograph(dict(model.state_dict())), "parameters", False)
     same(losses(eager), losses(ours), "losses", False)
-    assert {record.code for record in ours.report.fallbacks} == {"SFX206"}, str(ours.report)
+    assert "SFX206" in {record.code for record in ours.report.fallbacks} <= {"SFX206", "SFX210"}, str(ours.report)
     assert ours.report.replays + ours.report.fallback_count == ours.report.calls == len(ours.history), str(ours.report)
 
 

@@ -17,7 +17,7 @@ from sidefx_train.compile.runtime.entry_cache import _AMORTIZED_AFTER, EntryCach
 class Entry:
     """What a cache needs of an entry."""
 
-    shared = ()
+    shared, dispatch = (), None
 
     def __init__(self, result, symbolic=False, guards=()):
         self.replay = lambda args, kwargs: result

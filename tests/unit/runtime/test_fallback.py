@@ -40,7 +40,7 @@ def test_one_warning_per_code_and_line_shared_by_the_parts_of_a_step():
     assert [(each.code, each.count) for each in step._report.breaks] == [("SFX102", 2)]
 
 
-@pytest.mark.parametrize("code", ["SFX202", "SFX203", "SFX208"])
+@pytest.mark.parametrize("code", ["SFX202", "SFX203", "SFX208", "SFX209", "SFX210"])
 def test_reasons_that_are_no_breaks(code):
     step = fallback(fullgraph=True)
     assert len(messages(lambda: step.run(CaptureFailed(code, "no", None, None), CALL))) == 1

@@ -175,7 +175,7 @@ def test_a_sum_is_the_same_each_time():
     """With atomic additions of several threads the order differs, and with it the last digits."""
     torch.manual_seed(0)
     index, x = torch.randint(0, 4, (20000,)), torch.randn(20000, 16)
-    step = sidefx_train.compile(lambda: torch.zeros(4, 16).index_add(0, index, x))
+    step = sidefx_train.compile(lambda: torch.zeros(4, 16).index_add(0, index, x), keep_slower=True)
     first = step()
     assert torch.equal(first, torch.zeros(4, 16).index_add(0, index, x))
     assert all(torch.equal(step(), first) for _ in range(20))

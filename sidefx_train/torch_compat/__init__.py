@@ -47,6 +47,7 @@ from sidefx_train.torch_compat.early_imports import NEEDED as NEEDED
 from sidefx_train.torch_compat.early_imports import import_what_captures_need as import_what_captures_need
 from sidefx_train.torch_compat.fake_kernels import know_ctc_loss as know_ctc_loss
 from sidefx_train.torch_compat.fake_kernels import know_grouped_products as know_grouped_products
+from sidefx_train.torch_compat.fake_kernels import know_symbolic_padding as know_symbolic_padding
 from sidefx_train.torch_compat.fake_tensors import FakeTensor as FakeTensor
 from sidefx_train.torch_compat.fake_tensors import FakeTensorMode as FakeTensorMode
 from sidefx_train.torch_compat.fake_tensors import alias_fake as alias_fake
@@ -160,8 +161,10 @@ from sidefx_train.torch_compat.symbolic_math import symbolic_function as symboli
 from sidefx_train.torch_compat.symbols import SYMBOLS as SYMBOLS
 from sidefx_train.torch_compat.symbols import UNHASHABLE_NUMBER as UNHASHABLE_NUMBER
 from sidefx_train.torch_compat.symbols import comes_from_float as comes_from_float
+from sidefx_train.torch_compat.symbols import deferred_conditions as deferred_conditions
 from sidefx_train.torch_compat.symbols import has_unbacked_sizes as has_unbacked_sizes
 from sidefx_train.torch_compat.symbols import hint_of as hint_of
+from sidefx_train.torch_compat.symbols import interpret_symbolic as interpret_symbolic
 from sidefx_train.torch_compat.symbols import is_equality as is_equality
 from sidefx_train.torch_compat.symbols import is_unbacked as is_unbacked
 from sidefx_train.torch_compat.symbols import known_truth as known_truth

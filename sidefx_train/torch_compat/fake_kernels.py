@@ -1,4 +1,4 @@
-"""Fake kernels that torch lacks or has wrong: CTC loss, grouped matrix products."""
+"""Fake kernels that torch lacks or has wrong: CTC loss, grouped matrix products, padding by symbolic widths."""
 
 from __future__ import annotations
 
@@ -14,6 +14,30 @@ def know_grouped_products() -> None:
     op = torch.ops.aten._grouped_mm.default
     if op not in fake_impls.op_implementations_dict:
         fake_impls.register_op_impl(op)(_grouped_product)
+
+
+def know_symbolic_padding() -> None:
+    """Registers a fake kernel of padding by symbolic widths, which torch has only for tensors of symbolic sizes."""
+    from torch._subclasses import fake_impls
+
+    op = torch.ops.aten.constant_pad_nd.default
+    if op not in fake_impls.op_implementations_dict:
+        fake_impls.register_op_impl(op)(_padded)
+
+
+def _padded(mode: Any, func: Any, x: Any, pad: Any, value: Any = 0) -> Any:
+    if not any(isinstance(width, torch.SymInt) for width in pad) or x.dim() < len(pad) // 2:
+        return NotImplemented
+    size = list(x.shape)
+    for i, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
+        size[-1 - i] = size[-1 - i] + before + after
+    with mode:
+        layout = torch.channels_last if x.dim() == 4 and _is_channels_last(x) else torch.contiguous_format
+        return torch.empty(size, dtype=x.dtype, device=x.device, memory_format=layout)
+
+
+def _is_channels_last(x: torch.Tensor) -> bool:
+    return x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
 
 
 def know_ctc_loss() -> None:

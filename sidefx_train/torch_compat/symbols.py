@@ -104,6 +104,19 @@ def recorded_conditions(shape_env: ShapeEnv) -> list[Any]:
     return [guard.expr for guard in shape_env.guards]
 
 
+def deferred_conditions(shape_env: ShapeEnv) -> list[Any]:
+    """Returns the sympy conditions on numbers of the graph that fake kernels have required, without duplicates."""
+    noted = [each.expr for conditions in shape_env.deferred_runtime_asserts.values() for each in conditions]
+    return list(dict.fromkeys(noted))
+
+
+def interpret_symbolic(operations: Any, values: dict[Any, Any], expression: Any) -> Any:
+    """Computes a sympy expression by the methods of ``operations``, from the values of its symbols."""
+    from torch.utils._sympy.interp import sympy_interp
+
+    return sympy_interp(operations, values, expression)
+
+
 def is_equality(condition: Any) -> bool:
     """Returns True for a condition that fixes a number."""
     return isinstance(condition, sympy.Eq)

@@ -115,13 +115,14 @@ def like_captured(value: torch.Tensor, stride: tuple[Any, ...], captured: Any) -
         stride: its actual strides.
         captured: the value in the captured graph.
     """
-    if compat.has_unbacked_sizes(captured):
-        return value  # a comparison of its sizes would be recorded
-    if not isinstance(captured, torch.Tensor) or value.shape != captured.shape or stride == tuple(captured.stride()):
-        return value
-    order = _outermost_first(captured)
-    if not is_dense_in(captured, order):
-        return value
+    if not isinstance(captured, torch.Tensor) or compat.has_unbacked_sizes(captured):
+        return value  # nothing is known of its sizes
+    with compat.no_recording():  # of the comparisons
+        if value.shape != captured.shape or stride == tuple(captured.stride()):
+            return value
+        order = _outermost_first(captured)
+        if not is_dense_in(captured, order):
+            return value
     dense = aten.clone.default(value.permute(order), memory_format=torch.contiguous_format)
     made = dense.permute([order.index(d) for d in range(len(order))])
     numbers = (*captured.shape, *captured.stride())

@@ -7,7 +7,7 @@ result that the runner copies. Number arguments become 0-dim tensors (``tensor_s
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +35,7 @@ from sidefx_train.compile.functionalization.tensor_scalar_ops import (
 )
 from sidefx_train.compile.graph.alias_analysis import Aliases
 from sidefx_train.compile.graph.artifacts import SyntheticBase, TracedGraph, is_scalar
-from sidefx_train.compile.graph.number_arguments import replace_constants, takes_double
+from sidefx_train.compile.graph.number_arguments import replace_constants, takes_double, takes_size
 from sidefx_train.compile.graph.strided_layout import extent
 from sidefx_train.compile.graph.view_chains import STRIDED, changes_layout
 from sidefx_train.compile.ops.runtime_assert import RUNTIME_ASSERT
@@ -323,18 +323,30 @@ class Retracer:
         return node in self.plan.late and self._reaches_tensor(node)
 
     def _reaches_tensor(self, node: fx.Node) -> bool:
-        stack, seen = list(node.users), set()
+        return next(self._tensor_uses(node), None) is not None
+
+    def _becomes_size(self, node: fx.Node) -> bool:
+        """Returns True for an integer of a tensor from which a size, or another number that selects elements, is
+        computed.
+
+        Without asserts on sizes, such a graph would not raise where eager's kernels do.
+        """
+        if not self.traced.asserts_sizes or not isinstance(node.meta.get("val"), torch.SymInt):
+            return False
+        return any(takes_size(user, number) for number, user in self._tensor_uses(node))
+
+    def _tensor_uses(self, node: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
+        """Yields the uses of a number, or of numbers computed from it, by tensor operations."""
+        stack, seen = [(node, user) for user in node.users], set()
         while stack:
-            user = stack.pop()
-            if user in seen or user.op == "output":
+            number, user = stack.pop()
+            if (number, user) in seen or user.op == "output" or user in self.options.skip:
                 continue
-            seen.add(user)
-            if user in self.options.skip:
-                continue
-            if not is_scalar_node(user):
-                return True
-            stack.extend(user.users)
-        return False
+            seen.add((number, user))
+            if is_scalar_node(user):
+                stack.extend((user, after) for after in user.users)
+            else:
+                yield number, user
 
     def _value(self, node: fx.Node) -> Any:
         if node in self.env:
@@ -363,9 +375,10 @@ class Retracer:
         viewed, stride = node.args[0], tuple(compat.from_functional(value).stride())
         captured = viewed.meta.get("val") if isinstance(viewed, fx.Node) else None
         if not isinstance(captured, torch.Tensor) or compat.has_unbacked_sizes(captured):
-            return value  # a comparison of unbacked sizes would be recorded
-        if stride == tuple(captured.stride()):
-            return value
+            return value  # nothing is known of its sizes
+        with compat.no_recording():  # of the comparison
+            if stride == tuple(captured.stride()):
+                return value
         if self._written is None:
             aliases = Aliases(self.traced.module.graph)
             written = {root for each in self.traced.module.graph.nodes for root in aliases.writes(each)}
@@ -393,7 +406,7 @@ class Retracer:
                 return call_number(target, args)
             return compat.symbolic_function(target)(*args, **kwargs) if _symbolic(args) else target(*args, **kwargs)
         if self.options.tensor_scalars:
-            if target is aten._local_scalar_dense.default:
+            if target is aten._local_scalar_dense.default and not self._becomes_size(node):
                 return TensorScalar(args[0].reshape(()).to(torch.float64))
             out = call_foreach(target, args, kwargs)
             if out is not NotImplemented:

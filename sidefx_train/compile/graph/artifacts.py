@@ -93,6 +93,7 @@ class TracedGraph:
         uses_rng: it draws random numbers.
         gradients: it is a backward, whose results autograd takes over.
         created_generators: random generators that the step creates, each with the state to which every run resets it.
+        asserts_sizes: what eager's kernels require of sizes that only the graph knows is asserted.
     """
 
     module: fx.GraphModule
@@ -101,6 +102,7 @@ class TracedGraph:
     uses_rng: bool = False
     gradients: bool = False
     created_generators: tuple[tuple[torch.Generator, torch.Tensor], ...] = ()
+    asserts_sizes: bool = False
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+import torch
 from torch import fx
 
 _DOUBLES = frozenset({"float", "Optional[float]"})
@@ -14,6 +15,17 @@ _DOUBLES = frozenset({"float", "Optional[float]"})
 def takes_double(op: Any) -> bool:
     """Returns True if an argument of an operator is a C++ ``double``, which cannot be symbolic."""
     return any(str(argument.type) in _DOUBLES for argument in op._schema.arguments)
+
+
+def takes_size(node: fx.Node, number: fx.Node) -> bool:
+    """Returns True if a number is a size, an index or the like among the arguments of an operator's node."""
+    arguments = getattr(getattr(node.target, "_schema", None), "arguments", ())
+    for position, argument in enumerate(arguments):
+        given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+        is_size = "int" in str(argument.real_type) or node.target.overloadpacket is torch.ops.aten.arange  # type: ignore[union-attr]
+        if is_size and number in (given if isinstance(given, (list, tuple)) else (given,)):
+            return True
+    return False
 
 
 def replace_constants(node: fx.Node, instead: dict[float, fx.Node]) -> set[float]:

@@ -37,6 +37,7 @@ from sidefx_train.compile.capture.guards.source_writer import Writer
 from sidefx_train.compile.capture.guards.specialization import Specialization
 from sidefx_train.compile.capture.guards.symbol_guards import number_conditions
 from sidefx_train.compile.capture.interpreter.interpreter import Suspended
+from sidefx_train.compile.capture.recording.size_asserts import assert_sizes
 from sidefx_train.compile.capture.recording.tracer import GraphTracer
 from sidefx_train.compile.capture.resume.driver import Frames, driven
 from sidefx_train.compile.capture.resume.resume_function import given_names, is_continuation
@@ -186,7 +187,10 @@ def _capture_once(
             self_invalidated = first_self_invalidated(world, guards, effects)
             if joint is None:
                 _count_writes(world)
-            traced = tracer.finish(list(residual.outputs)) if joint is None else joint.forward
+                asserts_sizes = assert_sizes(tracer)
+                traced = replace(tracer.finish(list(residual.outputs)), asserts_sizes=asserts_sizes)
+            else:
+                traced = joint.forward
             with compat.real_world():
                 made = _made_generators(world, traced)
     except Unsupported as stop:

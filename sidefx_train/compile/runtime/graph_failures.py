@@ -96,4 +96,6 @@ class GraphFailures:
                 self._cache.drop(entry)
         if len(lines) == 1:
             return CaptureFailed("SFX208", str(error), next(iter(lines)), None)
+        if not lines:
+            return CaptureFailed("SFX208", "an operation does not accept a size that the graph computes", None, None)
         return CaptureFailed("SFX208", f"{error} ({' or '.join(map(str, lines))})", None, None)

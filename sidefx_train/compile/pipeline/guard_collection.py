@@ -75,10 +75,10 @@ def _storage_sharing(world: TraceWorld, tensors: list[torch.Tensor], written: li
 
 def _separate_tensors(world: TraceWorld) -> list[Guard]:
     """Returns no-overlap guards: a tensor fetched at every call must not share storage with one that the step writes,
-    nor a written one with any that the entry holds."""
+    nor a written one with any that the entry holds. Tensors that are to be kept apart are treated like written ones."""
     fetched = [r for r in world.heap.by_real.values() if isinstance(r, TensorRecord) and r.kind == "tensor"]
     changing = {facts.position for facts in input_facts(world) if facts.mutates_data or facts.mutates_metadata}
-    reals = {id(world.tracer.real_inputs[position]) for position in changing}
+    reals = {id(world.tracer.real_inputs[position]) for position in changing} | world.kept_apart
     written = [record for record in fetched if id(record.real) in reals]
     guards: list[Guard] = []
     for record in written:

@@ -178,5 +178,38 @@ def test_arguments_that_come_to_share_memory():
 
     compiled = sidefx_train.compile(step, backend="eager")
     same(compiled(torch.ones(3), torch.ones(3)), step(torch.ones(3), torch.ones(3)))
-    x, twin = torch.ones(3), torch.ones(3)
-    same(compiled(x, x.view(-1)), step(twin, twin.view(-1)))
+    assert not compiled.report().breaks
+    x, again = torch.ones(3), torch.ones(3)
+    same(compiled(x, x.view(-1)), step(again, again.view(-1)))
+    assert compiled.report().breaks
+    before = compiled.report().replays
+    same(compiled(torch.ones(3), torch.ones(3)), step(torch.ones(3), torch.ones(3)))
+    assert compiled.report().replays == before + 1
+
+
+def test_the_state_of_a_model_as_the_best_so_far():
+    """Parameters that come to share memory after the capture share it in the copy, too."""
+    results = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model, best = torch.nn.Linear(2, 2), {}
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        def step(x, model=model, best=best, optimizer=optimizer):
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            best["state"] = copy.deepcopy(model.state_dict())
+            best["state"]["bias"].add_(1)
+            return [value.clone() for value in best["state"].values()]
+
+        run = sidefx_train.compile(step, backend="eager") if compiled else step
+        made = [run(torch.ones(1, 2)) for _ in range(3)]
+        model.bias.data = model.weight.data[0]
+        made += [run(torch.ones(1, 2)) for _ in range(2)]
+        assert best["state"]["bias"].data_ptr() == best["state"]["weight"].data_ptr()
+        model.bias.data = torch.ones(2)
+        made.append(run(torch.ones(1, 2)))
+        results.append([made, list(model.parameters()), list(best["state"].values())])
+    assert str(results[0]) == str(results[1])
+    assert run.report().replays >= 4

@@ -67,7 +67,7 @@ def _not_copied(world: TraceWorld, tensor: torch.Tensor, memo: Any) -> str:
         return "with a memo from outside the step"
     others = {compat.storage_id(t) for m, t in world.deep_copies if m is memo and t is not tensor}
     if others and not _lies_alone(world, compat.storage_id(tensor), others):
-        return "together with another one that shares its storage, or may share it at another call"
+        return "together with another one that shares its storage"
     if world.interp.getattr(tensor, "grad") is not None:
         return "that has a gradient"
     record = world.heap.record_of(tensor)
@@ -79,15 +79,17 @@ def _not_copied(world: TraceWorld, tensor: torch.Tensor, memo: Any) -> str:
 
 
 def _lies_alone(world: TraceWorld, memory: int, others: set[int]) -> bool:
-    """Returns True if a storage differs from the others at every call: copies from one storage share one, too."""
+    """Returns True if a storage differs from the others, which is guarded: copies from one storage share one, too."""
     if memory in others:
         return False
     given = {
-        compat.storage_id(record.memory)
+        compat.storage_id(record.memory): record.real
         for record in world.heap.by_real.values()
         if isinstance(record, TensorRecord) and record.memory.layout is torch.strided
     }
-    return memory not in given or given.isdisjoint(others)
+    if memory in given and not others.isdisjoint(given):
+        world.kept_apart.update(id(given[each]) for each in (memory, *others) if each in given)
+    return True
 
 
 def _copied(tensor: torch.Tensor, memo: dict[Any, Any], requires_grad: bool) -> torch.Tensor:

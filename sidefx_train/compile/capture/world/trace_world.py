@@ -61,6 +61,7 @@ class TraceWorld(CaptureWorldAPI):
         locks: locks that it acquires and releases.
         reads: what Python code in a recorded backward reads.
         freed: autograd nodes whose graph a backward pass has freed.
+        kept_apart: ids of outside tensors that must not share storage with others, as if they were written.
         hooked: autograd nodes of tensors on which the step registered a hook.
         replayed: by how much replaying views after the graph will increment the version counter of their base.
         reentry_callbacks: callbacks that C code calls in place of functions of the step.
@@ -131,6 +132,7 @@ class TraceWorld(CaptureWorldAPI):
         self.class_views: dict[int, tuple[Any, type]] = {}
         self.given_memos: list[Any] = []
         self.deep_copies: list[tuple[Any, torch.Tensor]] = []
+        self.kept_apart: set[int] = set()
         self.tagged: dict[int, tuple[torch.Tensor, dict[str, None]]] = {}
         self.new_cells: dict[int, types.CellType] = {}
         self.new_classes: dict[int, type] = {}

@@ -9,6 +9,8 @@ from torch.autograd.function import _HookMixin
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.optim import optimizer as optimizer_module
 
+from sidefx_train.torch_compat.transforms import outside_transforms
+
 
 def hooks_of(tensor: torch.Tensor) -> tuple[Any, Any]:
     """Returns the dicts of a tensor's hooks and of its post-accumulate-grad hooks, each ``None`` if it never had
@@ -72,7 +74,7 @@ node_hooks = _NodeHooks()
 
 def accumulator_of(leaf: torch.Tensor) -> Any:
     """Returns the ``AccumulateGrad`` node of a leaf."""
-    with disable_proxy_modes_tracing(), torch.inference_mode(False), torch.enable_grad():
+    with outside_transforms(), disable_proxy_modes_tracing(), torch.inference_mode(False), torch.enable_grad():
         return torch.autograd.graph.get_gradient_edge(leaf).node
 
 

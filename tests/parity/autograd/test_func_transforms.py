@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import sidefx_train
 from tests.support.parity import Program, batches, mlp, parity
 from tests.support.training_steps import trained
 
@@ -137,3 +138,26 @@ def test_vmap_in_a_new_process():
         "assert torch.equal(step(torch.ones(2, 3)), torch.ones(2, 3).sin())\n"
     )
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=300)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda fn: torch.func.vmap(torch.func.jacfwd(fn)),
+        lambda fn: torch.func.vmap(torch.func.jacrev(torch.func.jacrev(fn))),
+        lambda fn: torch.func.vmap(torch.func.grad(fn)),
+    ],
+    ids=["jacfwd", "jacrev of jacrev", "grad"],
+)
+def test_parameters_that_are_first_read_inside_transforms(transform):
+    """Regression: the hooks of a parameter are guarded where it is read, which failed in forward mode."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+    def step(x):
+        return transform(lambda row: model(row).square().sum())(x)
+
+    captured = sidefx_train.compile(step, backend="eager")
+    for seed in range(3):
+        x = torch.randn(2, 4, generator=torch.Generator().manual_seed(seed))
+        assert torch.equal(captured(x), step(x))
+    assert captured.report().replays == 3 and not captured.report().breaks

@@ -107,3 +107,16 @@ def test_generator_states_that_the_graph_advances_are_not_read(step):
     assert "SFX110" in {item.code for item in (*report.breaks, *report.fallbacks)}
     for want, have in zip(wanted, found, strict=True):
         assert torch.equal(want, have), f"{have}, eager has {want}"
+
+
+def test_a_seed_that_changes():
+    """Regression: the second seed left every later step to eager. Each seed is a constant of its own capture."""
+
+    def step(x, seed):
+        return x + torch.randn(2, generator=torch.Generator().manual_seed(seed))
+
+    captured = sidefx_train.compile(step, backend="eager")
+    for seed in (1, 2, 3, 2, 1):
+        assert torch.equal(captured(torch.ones(2), seed), step(torch.ones(2), seed))
+    report = captured.report()
+    assert report.replays == 5 and len(report.captures) == 3 and not report.breaks

@@ -454,7 +454,9 @@ class Calls:
             return self.guarded(fn, *builtin_methods.concrete_within((args, kwargs)))
         try:
             return self.guarded(fn, args, kwargs)
-        except TypeError as error:
+        except (TypeError, RuntimeError) as error:
+            if safe_isinstance(error, RuntimeError) and "but got Sym" not in str(error):  # of torch's own parsers
+                raise
             trace = error.__traceback__
             deeper = trace is not None and trace.tb_next is not None and trace.tb_next.tb_next is not None
             given = list(inside((args, kwargs)))

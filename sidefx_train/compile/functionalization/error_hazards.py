@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
@@ -159,7 +160,8 @@ def find_raising_ops(graph: fx.Graph, aliases: Aliases) -> RaisingOps:
         for index, size, ignore, negative in found:
             if _safe_by_construction(index, size):
                 continue
-            source = _source_of(index, size, ignore)
+            traced = _source_of(index, size, ignore)
+            source, way = traced if traced is not None else (None, [])
             low = -size if negative and size is not None else 0
             if size is None or source is None or source not in placeholders or source in written:
                 unchecked[node] = None
@@ -168,7 +170,7 @@ def find_raising_ops(graph: fx.Graph, aliases: Aliases) -> RaisingOps:
                 else:
                     uses.setdefault(node, []).append(IndexUse(index, low, size, ignore))
             elif source.meta["val"].device.type == "cpu":
-                checks[IndexCheck(placeholders[source], low, size, ignore)] = None
+                checks[IndexCheck(placeholders[source], low, size, ignore, _selected(way))] = None
     known = {node: tuple(found) for node, found in uses.items() if node not in unknown}
     return RaisingOps(tuple(checks), tuple(unchecked), known)
 
@@ -191,9 +193,13 @@ class _WithoutUnderscore:
         self.target = type("Target", (), {"_schema": schema})
 
 
-def _source_of(index: fx.Node, size: int | None, ignore: int | None) -> fx.Node | None:
-    """Returns the node that contains all values of an index tensor, tracing back operations that only copy values."""
-    node = index
+def _source_of(index: fx.Node, size: int | None, ignore: int | None) -> tuple[fx.Node, list[fx.Node]] | None:
+    """Traces an index tensor back through operations that only copy values.
+
+    Returns:
+        The node that contains all its values, and the operations after it, in order.
+    """
+    node, way = index, list[fx.Node]()
     while node.op == "call_function":
         if node.target is aten.constant_pad_nd.default:
             fill = node.args[2] if len(node.args) > 2 else 0
@@ -201,8 +207,45 @@ def _source_of(index: fx.Node, size: int | None, ignore: int | None) -> fx.Node 
                 return None
         elif not _moves(node):
             return None
+        way.append(node)
         node = node.args[0]  # type: ignore[assignment]
-    return node
+    return node, way[::-1]
+
+
+_REORDERS = {aten.t.default: "t", aten.transpose.int: "transpose", aten.unsqueeze.default: "unsqueeze"}
+
+
+def _selected(way: list[fx.Node]) -> tuple[tuple[str, tuple[Any, ...]], ...]:
+    """Returns the operations that select the used values of an input, as far as their arguments are constants."""
+    found: list[tuple[str, tuple[Any, ...]]] = []
+    for i, node in enumerate(way):
+        made = _selection(node, way[i + 1] if i + 1 < len(way) else None)
+        if made is None:
+            break
+        found += made
+    while found and found[-1][0] in _REORDERS.values():
+        found.pop()
+    return tuple(found)
+
+
+def _selection(node: fx.Node, following: fx.Node | None) -> list[tuple[str, tuple[Any, ...]]] | None:
+    """Returns the form of one operation in :attr:`IndexCheck.selected`; ``None`` if it has none."""
+    rest = node.args[1:]
+    if node.target is operator.getitem:
+        return []  # a part of the operation before it
+    if not all(value is None or isinstance(value, int) for value in rest) or node.kwargs:
+        return None
+    if node.target in (aten.clone.default, aten.detach.default, aten.alias.default):
+        return []
+    if node.target in _REORDERS:
+        return [(_REORDERS[node.target], rest)]
+    if node.target is aten.select.int:
+        return [("select", rest)]
+    if node.target is aten.slice.Tensor:
+        return [("slice", (*rest, *(0, None, None, 1)[len(rest) :]))]
+    if node.target is aten.unbind.int and following is not None:
+        return [("select", (rest[0] if rest else 0, following.args[1]))]
+    return None
 
 
 def _moves(node: fx.Node) -> bool:

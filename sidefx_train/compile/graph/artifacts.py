@@ -126,12 +126,16 @@ class TailCall:
 
 @dataclass(frozen=True)
 class IndexCheck:
-    """Values of an integer input must be in ``[low, high)`` or equal ``ignore``, else eager would raise."""
+    """Values of an integer input must be in ``[low, high)`` or equal ``ignore``, else eager would raise.
+
+    ``selected`` are the operations, each a name and constant arguments, that select the used values of the input.
+    """
 
     position: int
     low: int
     high: int
     ignore: int | None = None
+    selected: tuple[tuple[str, tuple[Any, ...]], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,9 @@ from sidefx_train.compile.native import native_module
 def index_checker(check: IndexCheck, given: GraphInput) -> Callable[[torch.Tensor], None]:
     """Returns a function that raises ``IndexError`` if eager could raise for the values of an index input."""
     low, high, ignore = check.low, check.high, check.ignore
-    example, source = given.example, given.source
+    used, source = _selection(check), given.source
+    static = all(isinstance(size, int) for size in given.example.shape)
+    example = used(given.example) if used is not None and static else given.example
 
     def thorough(index: torch.Tensor) -> None:
         bad = (index < low) | (index >= high)
@@ -24,13 +26,44 @@ def index_checker(check: IndexCheck, given: GraphInput) -> Callable[[torch.Tenso
             raise IndexError(f"{source} holds {value}, which is outside [{low}, {high})")
 
     native = native_module()
-    fits = example.dtype == torch.int64 and example.is_contiguous() and isinstance(example.numel(), int)
-    if native is None or not fits:
-        return thorough
+    fits = static and example.dtype == torch.int64
+    if native is None or not fits or (used is None and not example.is_contiguous()):
+        return thorough if used is None else lambda index: thorough(used(index))
     bad_index, numel, allowed = native.bad_index, example.numel(), low if ignore is None else ignore
+    if used is not None:
+
+        def quick_on_part(index: torch.Tensor) -> None:
+            part = used(index).contiguous()
+            if bad_index(part, numel, low, high, allowed):
+                thorough(part)
+
+        return quick_on_part
 
     def quick(index: torch.Tensor) -> None:
         if bad_index(index, numel, low, high, allowed):
             thorough(index)
 
     return quick
+
+
+_SELECTING: dict[str, Callable[..., torch.Tensor]] = {
+    "select": torch.ops.aten.select.int,
+    "slice": torch.ops.aten.slice.Tensor,
+    "t": torch.ops.aten.t.default,
+    "transpose": torch.ops.aten.transpose.int,
+    "unsqueeze": torch.ops.aten.unsqueeze.default,
+}
+
+
+def _selection(check: IndexCheck) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """Returns a function that selects the used values of an input; ``None`` if all are used."""
+    if not check.selected:
+        return None
+    calls = [(_SELECTING[name], args) for name, args in check.selected]
+
+    def used(index: torch.Tensor) -> torch.Tensor:
+        for call, args in calls:
+            index = call(index, *args)
+        return index
+
+    return used

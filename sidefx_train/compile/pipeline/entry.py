@@ -27,7 +27,7 @@ class Changes(NamedTuple):
         sizes: (label, dimension) of every tensor that misses by its size alone.
         numbers: numbers, also in tuples and slices, and lengths of lists.
         lists: lists that are longer than in the capture.
-        texts: texts among the arguments.
+        texts: strings, and tuples of strings, among the arguments.
         iterators: iterators that are at another place.
     """
 
@@ -94,10 +94,10 @@ class Entry:
             if guard.kind == "tensor" and isinstance(found, TensorFacts):
                 changes.sizes.update((label, dim) for dim in guard.value.sizes_that_differ(found))
             elif guard.kind == "equal" and type(found) is type(guard.value):
-                if type(found) in (int, float, tuple, slice):
+                if _is_text(found) and _is_text(guard.value):
+                    changes.texts.extend([label] if guard.source.from_arguments else ())
+                elif type(found) in (int, float, tuple, slice):
                     changes.numbers.update(_changed(label, guard.value, found))
-                elif type(found) is str and guard.source.from_arguments:
-                    changes.texts.append(label)
             elif guard.kind == "length" and _is_longer(guard, found, args, kwargs):
                 changes.lists.append(label)
                 changes.numbers.add(f"{label}.__len__()")
@@ -106,6 +106,11 @@ class Entry:
     def over(self, run: Callable[[list[Any]], Any]) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
         """Returns the generated function with ``run`` in place of the compiled graph, for timing."""
         return link(self.captured.residual, self.captured.name, {**self.bindings, "run": run})  # type: ignore[no-any-return]
+
+
+def _is_text(value: Any) -> bool:
+    """Returns True for a string, and for a tuple of strings, as data loaders make one of the names in a batch."""
+    return type(value) is str or (type(value) is tuple and bool(value) and all(type(each) is str for each in value))
 
 
 def _below(source: Source | None, known: set[Source]) -> Source | None:

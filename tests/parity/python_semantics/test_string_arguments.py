@@ -204,3 +204,47 @@ def test_a_warning_from_a_module_without_a_loader(recwarn):
         compiled(torch.ones(size))
     assert [str(w.message) for w in recwarn] == ["at torch.Size([1])", "at torch.Size([2])"]
     assert {w.category for w in recwarn} == {UserWarning}
+
+
+def names(i: int, count: int = 3) -> tuple[str, ...]:
+    return tuple(f"file_{i}_{k}.png" for k in range(count))
+
+
+LOG: list[object] = []
+
+
+def unused(x, files):
+    return x * 2
+
+
+def returned(x, files):
+    return x * 2, files
+
+
+def kept(x, files):
+    LOG.append(files)
+    LOG.append(f"{files}")
+    return x * 2
+
+
+def looked_at(x, files):
+    LOG.append(files[0].upper())
+    return x * len(files)
+
+
+@pytest.mark.parametrize("step", [unused, returned, kept, looked_at], ids=lambda step: step.__name__)
+def test_names_of_a_batch(step):
+    """Regression: each tuple of names was a capture of its own, until the step ran eagerly."""
+    captured = sidefx_train.compile(step, backend="eager")
+    for i in range(8):
+        given, outcomes = names(i, 3 - (i == 5)), []
+        for run in (step, captured):
+            LOG.clear()
+            outcomes.append((run(torch.ones(2) * i, given), list(LOG)))
+        assert str(outcomes[0]) == str(outcomes[1])
+        if step is returned and i > 2:
+            assert outcomes[1][0][1] is given
+        if step is kept and i > 2:
+            assert outcomes[1][1][0] is given
+    assert len(captured.report().captures) == (8 if step is looked_at else 3)
+    assert captured.report().replays == 8

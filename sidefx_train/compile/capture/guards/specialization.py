@@ -20,7 +20,7 @@ class Specialization:
         native_iterators: labels of iterators whose position changes between calls.
         list_growths: labels of lists that became longer, once for each time.
         unbounded_lists: labels of lists that become longer at every call: guarded by a prefix.
-        string_changes: labels of strings that have changed, once for each time.
+        string_changes: labels of strings, and tuples of strings, that have changed, once for each time.
         pass_through_strings: labels of strings that keep changing: passed on, not guarded by value.
         guards_strings: the step branches on one of these strings, so strings are guarded by value after all.
         views_needing_base: labels of views whose bases are mutated with grad and enter the graph too.

@@ -180,7 +180,7 @@ class ShadowTable(ShadowTableAPI):
         cls = type(real)
         if cls is int or cls is float:
             return self._number(real, source, name)
-        if cls is str and source.label in self.specialization.pass_through_strings:
+        if (cls is str or cls is tuple) and source.label in self.specialization.pass_through_strings:
             return self._passed(real, source)
         record = self.by_real.get(id(real))
         if record is not None:
@@ -246,12 +246,13 @@ class ShadowTable(ShadowTableAPI):
         """Returns the shadows of the step's positional arguments."""
         return tuple(self.shadow(value, self.sources.arg(i)) for i, value in enumerate(args))
 
-    def _passed(self, real: str, source: Source) -> DeferredValue:
-        """Returns a pass-through string: it is stored, formatted or printed, but no branch depends on it."""
+    def _passed(self, real: str | tuple[str, ...], source: Source) -> DeferredValue:
+        """Returns a pass-through string, or tuple of strings: it is stored, formatted or printed, but no branch depends
+        on it."""
         found = self._texts.get(id(source))
         if found is None:
-            self.guard("type", source, str)
-            found = self._texts[id(source)] = DeferredValue(str, ())
+            self.guard("type", source, type(real))
+            found = self._texts[id(source)] = DeferredValue(type(real), ())
             self.by_shadow[id(found)] = Record(self, real, found, source)
         return found
 

@@ -124,6 +124,7 @@ from sidefx_train.torch_compat.inductor.speedups import linear_step as linear_st
 from sidefx_train.torch_compat.op_overloads import BINDING as BINDING
 from sidefx_train.torch_compat.op_overloads import DEVICE_OF as DEVICE_OF
 from sidefx_train.torch_compat.op_overloads import OPERATORS as OPERATORS
+from sidefx_train.torch_compat.op_overloads import READS as READS
 from sidefx_train.torch_compat.op_overloads import HigherOrderOperator as HigherOrderOperator
 from sidefx_train.torch_compat.op_overloads import OpOverload as OpOverload
 from sidefx_train.torch_compat.op_overloads import changes_in_place as changes_in_place
@@ -151,6 +152,7 @@ from sidefx_train.torch_compat.recording import tracing_subgraphs as tracing_sub
 from sidefx_train.torch_compat.recording import track as track
 from sidefx_train.torch_compat.recording import tracked_pairs as tracked_pairs
 from sidefx_train.torch_compat.recording import tracked_tensors as tracked_tensors
+from sidefx_train.torch_compat.recording import watched as watched
 from sidefx_train.torch_compat.symbolic_math import NUMBERS as NUMBERS
 from sidefx_train.torch_compat.symbolic_math import SYMBOLIC_MATH as SYMBOLIC_MATH
 from sidefx_train.torch_compat.symbolic_math import derived_numbers as derived_numbers
@@ -170,6 +172,7 @@ from sidefx_train.torch_compat.symbols import is_unbacked as is_unbacked
 from sidefx_train.torch_compat.symbols import known_truth as known_truth
 from sidefx_train.torch_compat.symbols import new_shape_env as new_shape_env
 from sidefx_train.torch_compat.symbols import new_symbolic_number as new_symbolic_number
+from sidefx_train.torch_compat.symbols import on_condition as on_condition
 from sidefx_train.torch_compat.symbols import python_source as python_source
 from sidefx_train.torch_compat.symbols import recorded_conditions as recorded_conditions
 from sidefx_train.torch_compat.symbols import rounds as rounds

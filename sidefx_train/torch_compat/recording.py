@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import linecache
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,7 +26,7 @@ from torch.fx.passes.shape_prop import _extract_tensor_metadata
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from sidefx_train.torch_compat.op_overloads import HigherOrderOperator
+from sidefx_train.torch_compat.op_overloads import READS, HigherOrderOperator
 from sidefx_train.torch_compat.tensors import storage_id
 
 _SOURCES_KEPT = 128
@@ -284,3 +284,26 @@ def late_module(root: Any, graph: fx.Graph) -> fx.GraphModule:
     from torch.fx._lazy_graph_module import _LazyGraphModule
 
     return _LazyGraphModule(root, graph)
+
+
+class _Watch(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.computes = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in READS:
+            self.computes = True
+        return func(*args, **(kwargs or {}))
+
+
+def watched(fn: Callable[[], Any], on_computing: Callable[[], None]) -> Any:
+    """Returns ``fn()``; calls ``on_computing`` after it if it ran an operation that is not in :data:`READS`."""
+    watch = _Watch()
+    torch._C._push_on_torch_dispatch_stack(watch)
+    try:
+        return fn()
+    finally:
+        torch._C._pop_torch_dispatch_stack(None)
+        if watch.computes:
+            on_computing()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import _lru_cache_wrapper, lru_cache, partial
 from types import FunctionType
@@ -48,6 +49,24 @@ class _QuietShapeEnv(ShapeEnv):
 
     def _get_stack_summary(self, *args: Any, **kwargs: Any) -> tuple[SLoc, str]:
         return SLoc("", None), ""
+
+
+class _Conditions(list[Any]):
+    """The recorded conditions of a shape environment; calls ``noted`` after each."""
+
+    def __init__(self, noted: Callable[[], None]) -> None:
+        super().__init__()
+        self._noted = noted
+
+    def append(self, condition: Any) -> None:
+        super().append(condition)
+        self._noted()
+
+
+def on_condition(shape_env: ShapeEnv, noted: Callable[[], None]) -> None:
+    """Calls ``noted`` whenever a new shape environment records a condition on its symbols."""
+    assert not shape_env.guards, "the shape environment is in use"
+    shape_env.guards = _Conditions(noted)
 
 
 def new_shape_env() -> ShapeEnv:

@@ -40,8 +40,9 @@ from sidefx_train.compile.capture.interpreter.interpreter import Suspended
 from sidefx_train.compile.capture.recording.size_asserts import assert_sizes
 from sidefx_train.compile.capture.recording.tracer import GraphTracer
 from sidefx_train.compile.capture.resume.driver import Frames, driven
+from sidefx_train.compile.capture.resume.native_rest import scheduler_call
 from sidefx_train.compile.capture.resume.resume_function import given_names, is_continuation
-from sidefx_train.compile.capture.resume.suspension import StopPoint, Suspension, stop_points, suspend
+from sidefx_train.compile.capture.resume.suspension import StopPoint, Suspension, frames_of, stop_points, suspend
 from sidefx_train.compile.capture.shadows.containers.iterators import given_state
 from sidefx_train.compile.capture.shadows.objects.tensors import guard_accumulation_hooks
 from sidefx_train.compile.capture.shadows.records import TensorRecord
@@ -93,14 +94,24 @@ def capture(
         CaptureFailed: the step cannot be captured; nothing outside was changed.
     """
 
-    def attempt(point: StopPoint | None) -> Captured:
-        known = spec
+    def attempt(point: StopPoint | None, known: Specialization = spec) -> Captured:
         for _ in range(_MAX_RESTARTS):
             outcome = _capture_once(fn, args, kwargs, name, known, point, in_order)
             if isinstance(outcome, Captured):
                 return outcome
+            if isinstance(outcome, StopPoint):
+                captured = before(outcome, known)
+                if captured is not None:
+                    return captured
+                outcome = replace(known, native_rest=False)
             known = outcome
         raise CaptureFailed("SFX204", "every attempt changed the specialization of the step", None, None)
+
+    def before(rest: StopPoint, known: Specialization) -> Captured | None:
+        try:
+            return attempt(rest, known)
+        except CaptureFailed:
+            return None
 
     try:
         return attempt(None)
@@ -109,7 +120,7 @@ def capture(
     # Not in the handler: the handled exception that the step sees must be its callers'.
     try:
         if in_parts and not stop.raised:
-            for point in stop.points[:_MAX_DEPTHS]:
+            for point in stop.points:
                 try:
                     return attempt(point)
                 except CaptureFailed as again:
@@ -129,7 +140,8 @@ def _capture_once(
     spec: Specialization,
     point: StopPoint | None,
     in_order: bool,
-) -> Captured | Specialization:
+) -> Captured | Specialization | StopPoint:
+    """Returns a capture, or another specialization to try, or where a native rest of the step begins."""
     began = time.perf_counter()
     state_check = compat.GlobalState()
     tracer = GraphTracer()
@@ -168,6 +180,10 @@ def _capture_once(
             counted = counters(world, effects)
             if counted:
                 return replace(spec, symbolic_numbers=spec.symbolic_numbers | counted)
+            if point is None and spec.native_rest:
+                rest = world.decisions.rest(spec.graph_decisions, heap.is_part)
+                if rest is not None:
+                    return rest
 
             def planned() -> Residual:
                 suspended = suspension is not None
@@ -208,7 +224,11 @@ def _capture_once(
         if stop.code == "SFX106" and spec.pass_through_strings:
             return replace(spec, pass_through_strings=frozenset(), guards_strings=True)
         parts = point is None and not stop.whole
-        points = stop_points(stop, stop.code, stop.reason, stop.location) if parts else ()
+        points = stop_points(stop, stop.code, stop.reason, stop.location)[:_MAX_DEPTHS] if parts else ()
+        scheduler = (
+            scheduler_call(frames_of(stop), world.decisions.touched, stop) if parts and spec.native_rest else None
+        )
+        points = points if scheduler is None else (scheduler, *points)
         refused = stop
     except Exception as error:
         if world.last_error is None or world.last_error[0] is not error:
@@ -235,6 +255,7 @@ def _capture_once(
     _check_traced("capture", *((traced,) if joint is None else joint.graphs))
     seconds = time.perf_counter() - began
     commits = tuple(world.pending_state)
+    spec = replace(spec, graph_decisions=spec.graph_decisions | world.decisions.of_graph)
     return Captured(
         name,
         traced,
@@ -457,7 +478,7 @@ def bind(captured: Captured, executable: Executable, checks: dict[str, Any], con
         replay.__globals__["run"] = _until_proven(executable.run, replay.__globals__)
     replay = _behind(late, replay)
     if captured.suspension is not None and not context.is_part:
-        replay = driven(replay)
+        replay = driven(replay, context.rest_computes if captured.suspension.point.native else None)
     fetch = _behind(late, link(captured.residual, captured.name, bindings, measuring=True))
     return Entry(replay, fetch, (*captured.guards, *late), captured, executable, bindings)
 

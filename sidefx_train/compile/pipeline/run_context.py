@@ -23,11 +23,13 @@ class RunContext:
     Attributes:
         failed: ``failed(error, args, kwargs)``, called by generated code when the graph raises.
         differs: called with a description if a compiled graph is found wrong.
+        rest_computes: called when a native rest of the step computes with tensors.
         parts: the parts of the step, with which suspended frames continue.
         is_part: the step is the rest of another, whose driver continues it.
     """
 
     failed: Callable[..., Any]
     differs: Callable[[str], None]
+    rest_computes: Callable[[], None]
     parts: Parts
     is_part: bool

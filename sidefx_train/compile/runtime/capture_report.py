@@ -10,6 +10,7 @@ from sidefx_train.compile.runtime.guard_failures import Missed
 from sidefx_train.report import CaptureRecord, GuardRecord, StepReport, changed
 
 _ASSUMED = "assumes conditions on tensors, which the graph checks: {}"
+_NATIVE_REST = "the step runs natively from {} on: it {}"
 _ONCE = "runs once, operation by operation: the step itself invalidates a guard ({})"
 
 
@@ -33,6 +34,8 @@ def record_capture(report: StepReport, entry: Entry, missed: Missed | None, is_p
     caveats = [_ONCE.format(captured.self_invalidated)] if entry.once else []
     if captured.assumptions:
         caveats.append(_ASSUMED.format(", ".join(map(str, captured.assumptions))))
+    rest = captured.suspension.point if captured.suspension is not None else None
+    natively = [_NATIVE_REST.format(rest.location, rest.reason)] if rest is not None and rest.native else []
     return report.record_capture(
         trigger="first call" if missed is None else changed(missed.label, missed.old, missed.new),
         nodes={"capture": nodes},
@@ -43,7 +46,7 @@ def record_capture(report: StepReport, entry: Entry, missed: Missed | None, is_p
         guards=[GuardRecord(g.source.label, g.kind, g.location, describe(g)) for g in captured.guards],
         sources={**sources, **executable.sources},
         caveats=caveats,
-        notes=list(executable.notes),
+        notes=[*natively, *executable.notes],
         choices=executable.choices,
         verification=executable.verification,
     )

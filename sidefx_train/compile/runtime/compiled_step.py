@@ -110,7 +110,7 @@ class CompiledStep:
             self._count_calls,
             self._uncount_replay,
         )
-        context = RunContext(failures.failed, failures.differs, self._parts, self._is_part)
+        context = RunContext(failures.failed, failures.differs, failures.rest_computes, self._parts, self._is_part)
         self._capturer = Capturer(self._fn, self._name, config, self._specialization, context)
         self._limits = CaptureLimits(config, self._cache)
         self._jobs = BackgroundJobs(
@@ -339,7 +339,7 @@ class CompiledStep:
             self._comparison.begin(entry, record, early)
         self._cache.add(entry)
         suspension = entry.captured.suspension
-        if suspension is not None:
+        if suspension is not None and not suspension.point.native:
             point = suspension.point
             self._report.record_break(point.code, point.reason, point.location)
             if point.code not in FOLLOWING:

@@ -19,6 +19,9 @@ from sidefx_train.report import StepReport
 _MIN_FAILED_ASSUMPTIONS, _CALLS_PER_FAILURE = 3, 50
 """Assumptions are given up after this many failures, if there was one in at most this many calls."""
 
+_CALLS_PER_COMPUTING_REST = 20
+"""A native rest that computes with tensors at least once in this many calls is captured."""
+
 
 class GraphFailures:
     """The failures of one step's graphs.
@@ -47,6 +50,7 @@ class GraphFailures:
         self._cache, self._specialization, self._fallback = cache, specialization, fallback
         self._count_calls, self._uncount_replay = count_calls, uncount_replay
         self._failed_assumptions = 0
+        self._last_computing_rest = 0
 
     def failed(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the step eagerly after a graph raised without changing anything: errors are eager's.
@@ -84,6 +88,19 @@ class GraphFailures:
         self._report.record_break("SFX205", what)
         stop = CaptureFailed("SFX205", what, None, None)
         self._fallback.warn(stop, ("SFX205", what), "runs operation by operation")
+
+    def rest_computes(self) -> None:
+        """Notes that the rest of a step, which runs natively, has computed with tensors; if that is not rare, it is
+        captured from now on."""
+        calls = self._count_calls()
+        since, self._last_computing_rest = calls - self._last_computing_rest, calls
+        if since >= _CALLS_PER_COMPUTING_REST:
+            return
+        self._specialization.capture_rest()
+        for entry in self._cache.entries:
+            suspension = entry.captured.suspension
+            if suspension is not None and suspension.point.native:
+                self._cache.drop(entry)
 
     def _assumption_failed(self, error: AssumptionFailed, assuming: list[Entry]) -> CaptureFailed:
         """Counts a failed assumption; if that is not rare, nothing is assumed any more."""

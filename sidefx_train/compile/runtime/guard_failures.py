@@ -70,6 +70,10 @@ class SpecializationState:
         """Captures no branch under a condition on a tensor from now on."""
         self.current = replace(self.current, assumes_nothing=True)
 
+    def capture_rest(self) -> None:
+        """Captures the whole step from now on, also what decides on numbers after the last tensor operation."""
+        self.current = replace(self.current, native_rest=False)
+
     def refetch(self, label: str) -> None:
         """Fetches this object at every call from now on."""
         self.current = replace(self.current, refetched=self.current.refetched | {label})

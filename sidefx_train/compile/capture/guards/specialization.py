@@ -26,6 +26,8 @@ class Specialization:
         views_needing_base: labels of views whose bases are mutated with grad and enter the graph too.
         assumes_nothing: no condition on a tensor is assumed: one did not hold, or a backward outside is cut off.
         inlined_code: code of torch functions that warn: they are interpreted, so that the warnings are replayed.
+        native_rest: what follows the last tensor operation may run natively, from the first decision on a number.
+        graph_decisions: instructions that decided on a number before a tensor operation, by code and index.
     """
 
     symbolic_numbers: frozenset[str] = frozenset()
@@ -43,6 +45,8 @@ class Specialization:
     views_needing_base: frozenset[str] = frozenset()
     assumes_nothing: bool = False
     inlined_code: frozenset[CodeType] = frozenset()
+    native_rest: bool = True
+    graph_decisions: frozenset[tuple[CodeType, int]] = frozenset()
 
     @property
     def has_symbolic_sizes(self) -> bool:

@@ -106,6 +106,8 @@ class RepeatingMode(compat.RecordingMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is compat.DEVICE_OF:  # C++ reads it often: autograd for every gradient
             return args[0].device
+        if func not in compat.READS:
+            self.graph_tracer.touches()
         watch = warning_watch.suspend(recording=True)
         try:
             return self._record_operator(func, types, args, kwargs)

@@ -29,6 +29,7 @@ class GraphRecorder(Protocol):
     memory: StorageHandler | None
     stop: Unsupported | None
     locate: Callable[[], Location | None]
+    touches: Callable[[], None]
 
     def node_of(self, value: Any) -> fx.Node: ...
 

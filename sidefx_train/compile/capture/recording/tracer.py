@@ -37,6 +37,7 @@ class GraphTracer:
         views: views made while autograd was on, by node.
         memory: handles storage replacement and resize; ``None`` without a shadow table.
         locate: returns the program's current line.
+        touches: called for each operation that does more than read a tensor.
     """
 
     def __init__(self) -> None:
@@ -51,6 +52,7 @@ class GraphTracer:
         self.views: dict[fx.Node, torch.Tensor] = {}
         self.memory: StorageHandler | None = None
         self.locate: Callable[[], Location | None] = _nowhere
+        self.touches: Callable[[], None] = _nowhere
         self.stop: Unsupported | None = None
         """Error that makes the recording unusable, found where it could not be raised."""
         self._alias_fakes: list[torch.Tensor | None] = []

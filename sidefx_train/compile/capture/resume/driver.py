@@ -7,6 +7,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.dispatch import code_info
 from sidefx_train.compile.capture.interpreter.exceptions import of_the_program
 from sidefx_train.compile.capture.resume.bridge import Landing
@@ -68,6 +69,8 @@ class Frames:
         ]
         self._spaces = suspension.spaces
         self._parts = parts
+        self._native = suspension.point.native
+        self._rests: dict[Landing, Callable[..., Any]] = {}
 
     def drive(self, states: tuple[State, ...]) -> Any:
         """Runs the frames until the outermost returns, and returns its value."""
@@ -82,8 +85,19 @@ class Frames:
 
     def bridge(self, position: int, states: tuple[State, ...]) -> Callable[[], Any]:
         """Returns a function that runs one uncaptured instruction; its frame is directly above the caller's."""
+        if self._native and position == len(self._bridges) - 1:
+            return functools.partial(self._bridges[position], states[position])
         inner = Crossing(self, position + 1, states)
         return functools.partial(self._bridges[position], states[position], inner)
+
+    def native_rest(self, landing: Landing, position: int, state: list[Any]) -> Callable[[], Any] | None:
+        """Returns a function that runs the rest of a frame, which is not captured; ``None`` if it is."""
+        if not self._native:
+            return None
+        rest = self._rests.get(landing)
+        if rest is None:
+            rest = self._rests[landing] = function(continuation(landing.layout), self._spaces[position])
+        return functools.partial(rest, state)
 
     def part(self, landing: Landing, position: int) -> Callable[..., Any]:
         """Returns the captured rest of a frame."""
@@ -121,6 +135,9 @@ class Crossing:
                 return None
             landing, *state = out
             del out  # release what the part drops
+            native = self._frames.native_rest(landing, self._position, state)
+            if native is not None:
+                return native
             part = self._frames.part(landing, self._position)
             try:
                 out = part(state)
@@ -137,11 +154,20 @@ class Crossing:
         return self._frames.bridge(self._position, self._states)
 
 
-def driven(replay: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a replay: if its part is suspended, the driver continues it after the part has been released."""
+def driven(replay: Callable[..., Any], rest_computes: Callable[[], None] | None) -> Callable[..., Any]:
+    """Wraps a replay: if its part is suspended, the driver continues it after the part has been released.
+
+    Args:
+        replay: the replay.
+        rest_computes: called whenever the rest of the step computes with tensors; ``None`` if it is captured.
+    """
 
     def drive(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = replay(args, kwargs)
-        return out.frames.drive(out.states) if type(out) is Again else out
+        if type(out) is not Again:
+            return out
+        if rest_computes is None:
+            return out.frames.drive(out.states)
+        return compat.watched(functools.partial(out.frames.drive, out.states), rest_computes)
 
     return drive

@@ -16,11 +16,11 @@ from sidefx_train.compile.capture.interpreter.opcodes import calls as calling
 from sidefx_train.compile.capture.resume.bridge import Bridge, bridge
 from sidefx_train.compile.capture.resume.frame_layout import Layout, Slot
 from sidefx_train.compile.capture.resume.liveness import live_slots, own_effect
-from sidefx_train.compile.capture.resume.resume_function import layout_at, original
+from sidefx_train.compile.capture.resume.resume_function import continuation, layout_at, original
 from sidefx_train.errors import Location, Unsupported
 
-_EXECUTE = Interpreter.execute.__code__
-_TRANSPARENT = frozenset(
+EXECUTE = Interpreter.execute.__code__
+TRANSPARENT = frozenset(
     fn.__code__
     for fn in (
         Interpreter.run,
@@ -48,6 +48,7 @@ class StopPoint:
         code: code of the break.
         reason: reason of the break.
         location: the user's line.
+        native: what follows is not captured in parts, but runs natively to its end.
     """
 
     count: int
@@ -55,6 +56,7 @@ class StopPoint:
     code: str
     reason: str
     location: Location | None
+    native: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ class Suspension:
         point: the stop point.
         bridges: the bridge of each frame.
         spaces: the globals of each frame.
+
+    If ``point.native``, the last bridge is the whole rest of its frame.
     """
 
     point: StopPoint
@@ -81,21 +85,27 @@ def stop_points(error: BaseException, code: str, reason: str, location: Location
         reason: reason for the report.
         location: line for the report.
     """
-    found: list[StopPoint] = []
+    frames = frames_of(error)
+    return tuple(StopPoint(frame.began, i + 1, code, reason, location) for i, frame in enumerate(frames))[::-1]
+
+
+def frames_of(error: BaseException) -> list[Frame]:
+    """Returns the frames, outermost first, that can be suspended where an error stopped the capture."""
+    found: list[Frame] = []
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code is not _EXECUTE:
+    while trace is not None and trace.tb_frame.f_code is not EXECUTE:
         trace = trace.tb_next
     while trace is not None:
         frame: Frame = trace.tb_frame.f_locals["frame"]
         if frame.code in COPYING:
             break
-        found.append(StopPoint(frame.began, len(found) + 1, code, reason, location))
+        found.append(frame)
         trace = trace.tb_next
-        while trace is not None and trace.tb_frame.f_code is not _EXECUTE:
-            if trace.tb_frame.f_code not in _TRANSPARENT:
-                return tuple(reversed(found))
+        while trace is not None and trace.tb_frame.f_code is not EXECUTE:
+            if trace.tb_frame.f_code not in TRANSPARENT:
+                return found
             trace = trace.tb_next
-    return tuple(reversed(found))
+    return found
 
 
 def suspend(
@@ -120,18 +130,25 @@ def suspend(
     for frame in reversed(frames):
         entered = frame is not frames[-1]
         index = frame.pc - 1 if entered else frame.pc
-        made, state, handled = _frame(frame, index, entered, handled, watched)
+        made, state, handled = _frame(frame, index, entered, handled, watched, point.native and not entered)
         bridges.insert(0, made)
         states.insert(0, state)
     return Suspension(point, tuple(bridges), tuple(f.globals for f in frames)), tuple(states)
 
 
 def _frame(
-    frame: Frame, index: int, entered: bool, handled: BaseException | None, watched: Callable[[Any], bool]
+    frame: Frame,
+    index: int,
+    entered: bool,
+    handled: BaseException | None,
+    watched: Callable[[Any], bool],
+    to_its_end: bool,
 ) -> tuple[Bridge, State, BaseException | None]:
-    """Returns the bridge over a frame's instruction, the frame's state, and the exception its caller handles."""
+    """Returns the bridge over a frame's instruction, or the rest of the frame; the frame's state; and the exception
+    its caller handles."""
     layout, needed, state, handled = describe(frame, index, entered, handled, watched)
-    return bridge(layout, entered, needed), state, handled
+    made = Bridge(continuation(layout), ()) if to_its_end else bridge(layout, entered, needed)
+    return made, state, handled
 
 
 def describe(

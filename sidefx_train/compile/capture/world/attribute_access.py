@@ -295,6 +295,7 @@ class Attributes:
             if name == "data":
                 return self.tracer.data_of(obj)
             if name == "grad":
+                self.tracer.touches()
                 self.heap.read_grad(obj)
             return self.heap.version_of(obj) if name == "_version" and not obj.is_inference() else ABSENT
         if type(obj) in compat.OPERATORS:
@@ -314,6 +315,7 @@ class Attributes:
                 self.heap.memory.assign(obj, value)
                 return True
             if name in ("grad", "requires_grad"):
+                self.tracer.touches()
                 if name == "grad":
                     self.heap.overwrite_grad(obj)
                 setattr(obj, name, builtin_methods.concrete(value) if type(value) is torch.SymBool else value)

@@ -16,6 +16,7 @@ from sidefx_train.compile.capture.interpreter.exceptions import HandledOutside
 from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
 from sidefx_train.compile.capture.recording.tracer import GraphTracer
 from sidefx_train.compile.capture.recording.write_log import WriteLog
+from sidefx_train.compile.capture.resume.native_rest import Decisions
 from sidefx_train.compile.capture.shadows import finalizers
 from sidefx_train.compile.capture.shadows.deferred_values import (
     DeferredCall,
@@ -53,6 +54,7 @@ class TraceWorld(CaptureWorldAPI):
     Attributes:
         attributes, branches, calls, deferral, keys, operators, variables: the collaborators.
         heap: the shadow table.
+        decisions: where the step decides on numbers.
         specialization: the outside values treated as changing, and the calls that are not captured.
         running: objects of its opaque classes whose method is being interpreted.
         deferred: calls to replay after the graph, in program order.
@@ -100,6 +102,10 @@ class TraceWorld(CaptureWorldAPI):
         self.keys = Keys(self)
         self.operators = Operators(self)
         self.variables = Variables(self)
+
+        self.decisions = Decisions(self.interp)
+        tracer.touches = self.decisions.touch
+        compat.on_condition(tracer.shape_env, self.decisions.note)
 
         self.heap.reenter = self.interp.reentering
         self.heap.dropped = self.interp.note_dropped

@@ -11,12 +11,11 @@ from torch._higher_order_ops import utils as _operator_utils
 from torch._higher_order_ops.while_loop import while_loop as while_loop
 
 DEVICE_OF = torch.ops.prim.device.default
-
-READS = frozenset(
-    {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.detach.default, torch.ops.aten.alias.default, DEVICE_OF}
-)
-"""Operators that only read a tensor, or hand it on."""
 """The operator by which C++ reads a tensor's device."""
+
+_aten = torch.ops.aten
+READS = frozenset({_aten._local_scalar_dense.default, _aten.detach.default, _aten.alias.default, DEVICE_OF})
+"""Operators that only read a tensor, or hand it on."""
 
 HigherOrderOperator = torch._ops.HigherOrderOperator
 

@@ -225,10 +225,8 @@ def _capture_once(
             return replace(spec, pass_through_strings=frozenset(), guards_strings=True)
         parts = point is None and not stop.whole
         points = stop_points(stop, stop.code, stop.reason, stop.location)[:_MAX_DEPTHS] if parts else ()
-        scheduler = (
-            scheduler_call(frames_of(stop), world.decisions.touched, stop) if parts and spec.native_rest else None
-        )
-        points = points if scheduler is None else (scheduler, *points)
+        if parts and spec.native_rest:
+            points = (*scheduler_call(frames_of(stop), world.decisions.touched, stop), *points)
         refused = stop
     except Exception as error:
         if world.last_error is None or world.last_error[0] is not error:

@@ -121,8 +121,8 @@ class Decisions:
             yield frame
 
 
-def scheduler_call(frames: list[Frame], touched: int, stop: Unsupported) -> StopPoint | None:
-    """Returns the call of a learning rate scheduler in which a capture stopped; ``None`` if it stopped elsewhere.
+def scheduler_call(frames: list[Frame], touched: int, stop: Unsupported) -> tuple[StopPoint, ...]:
+    """Returns the call of a learning rate scheduler in which a capture stopped, if the rest may begin there.
 
     Args:
         frames: the frames that can be suspended, outermost first.
@@ -131,8 +131,8 @@ def scheduler_call(frames: list[Frame], touched: int, stop: Unsupported) -> Stop
     """
     inner = next((i for i, frame in enumerate(frames) if _is_host(frame)), 0)
     if not inner or frames[inner - 1].began <= touched:
-        return None
-    return StopPoint(frames[inner - 1].began, inner, "", stop.reason, stop.location, native=True)
+        return ()
+    return (StopPoint(frames[inner - 1].began, inner, "", stop.reason, stop.location, native=True),)
 
 
 def _is_host(frame: Frame) -> bool:

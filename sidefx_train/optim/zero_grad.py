@@ -6,6 +6,7 @@ first step (no gradients yet) would need a capture of its own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,12 +20,18 @@ if TYPE_CHECKING:
 
 @registry.intercept(torch.optim.Optimizer.zero_grad)
 def _optimizer_zero_grad(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return world.interp.call(_forget_of_optimizer, args[:1], {}) if _forgets(args, kwargs) else ABSENT
+    return _reset(world, _forget_of_optimizer, args[0]) if _forgets(args, kwargs) else ABSENT
 
 
 @registry.intercept(torch.nn.Module.zero_grad)
 def _module_zero_grad(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return world.interp.call(_forget_of_module, args[:1], {}) if _forgets(args, kwargs) else ABSENT
+    return _reset(world, _forget_of_module, args[0]) if _forgets(args, kwargs) else ABSENT
+
+
+def _reset(world: TraceWorld, forget: Callable[[Any], None], owner: Any) -> None:
+    world.decisions.begin_reset()
+    world.interp.call(forget, (owner,), {})
+    world.decisions.end_reset()
 
 
 def _forgets(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -40,7 +40,6 @@ from sidefx_train.compile.capture.interpreter.interpreter import Suspended
 from sidefx_train.compile.capture.recording.size_asserts import assert_sizes
 from sidefx_train.compile.capture.recording.tracer import GraphTracer
 from sidefx_train.compile.capture.resume.driver import Frames, driven
-from sidefx_train.compile.capture.resume.native_rest import scheduler_call
 from sidefx_train.compile.capture.resume.resume_function import given_names, is_continuation
 from sidefx_train.compile.capture.resume.suspension import StopPoint, Suspension, frames_of, stop_points, suspend
 from sidefx_train.compile.capture.shadows.containers.iterators import given_state
@@ -145,7 +144,7 @@ def _capture_once(
     began = time.perf_counter()
     state_check = compat.GlobalState()
     tracer = GraphTracer()
-    world = TraceWorld(tracer, spec, is_continuation(fn))
+    world = TraceWorld(tracer, spec, is_continuation(fn), point)
     tracer.locate = world.locate
     suspension: Suspension | None = None
     refused: Unsupported | None = None
@@ -226,7 +225,7 @@ def _capture_once(
         parts = point is None and not stop.whole
         points = stop_points(stop, stop.code, stop.reason, stop.location)[:_MAX_DEPTHS] if parts else ()
         if parts and spec.native_rest:
-            points = (*scheduler_call(frames_of(stop), world.decisions.touched, stop), *points)
+            points = (*world.decisions.stopped(frames_of(stop), stop), *points)
         refused = stop
     except Exception as error:
         if world.last_error is None or world.last_error[0] is not error:

@@ -3,6 +3,10 @@
 A guard on such a decision would cause a recapture whenever the decision changes (``if step % 100 == 0``, the phase of a
 scheduler), although the graph does not depend on it. So the capture ends before it, and what follows runs as the plain
 Python that it is, after the graph and its effects.
+
+``optimizer.step(); scheduler.step(); optimizer.zero_grad()``: if the rest began before ``zero_grad``, every gradient
+would have to leave the graph. A scheduler does not read gradients, and ``zero_grad`` reads nothing that a scheduler
+writes, so the call of the scheduler is deferred, and the rest begins after ``zero_grad``.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sidefx_train.compile.capture.interpreter.frame import COPYING, Frame
 from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
@@ -25,6 +29,13 @@ _SCHEDULERS, _AVERAGING = "torch.optim.lr_scheduler", "torch.optim.swa_utils"
 
 _COMPUTES = frozenset({"backward", "manual_backward", "zero_grad", "clip_grad_norm_"})
 """Names in code that is not host arithmetic, even if the captured call takes another branch."""
+
+_REASON = "decides on numbers only"
+
+_FINDS_CALLABLE = frozenset(
+    {"CALL", "LOAD_ATTR", "LOAD_CONST", "LOAD_DEREF", "LOAD_FAST", "LOAD_GLOBAL", "LOAD_METHOD", "POP_TOP", "PUSH_NULL"}
+)
+"""Instructions that may lie between the deferred call of a scheduler and ``zero_grad``."""
 
 
 @dataclass(frozen=True)
@@ -44,44 +55,109 @@ class _Decision:
     computes: bool
 
 
+@dataclass(frozen=True)
+class _Call:
+    """A call of a scheduler by the program since the last tensor operation.
+
+    Attributes:
+        number: its position among such calls of the step, from 1.
+        frame: the caller.
+        at: index of the call's instruction.
+    """
+
+    number: int
+    frame: Frame
+    at: int
+
+
 class Decisions:
     """The decisions of one capture on numbers that may change between calls.
 
     Args:
         interp: the interpreter of the capture.
+        point: where the capture is to stop, if it is.
 
     Attributes:
         touched: number of the last instruction that touched a tensor.
         of_graph: instructions that decided before that.
     """
 
-    def __init__(self, interp: Interpreter) -> None:
+    def __init__(self, interp: Interpreter, point: StopPoint | None = None) -> None:
         self._interp = interp
-        self._first: _Decision | None = None
-        self._places: set[Place] = set()
+        self._point = point
+        self._schedulers = self._resets = 0
         self.touched = 0
         self.of_graph: set[Place] = set()
+        self._begin_again()
+
+    def _begin_again(self) -> None:
+        self._first: _Decision | None = None
+        self._places: set[Place] = set()
+        self._calls: list[_Call] = []
+        self._known: set[int] = set()
+        self._resetting = False
+        self._deferring: StopPoint | None = None
 
     def touch(self) -> None:
         """Records that the running instruction touches a tensor."""
         self.touched = self._interp.begun
-        self._first = None
-        if self._places:
+        if not self._resetting and (self._calls or self._places or self._first is not None):
             self.of_graph |= self._places
-            self._places = set()
+            self._begin_again()
 
-    def note(self, of_scheduler: bool = False) -> None:
-        """Records that the running instruction decides on a number, or calls a scheduler, which will."""
+    def note(self) -> None:
+        """Records that the running instruction decides on a number."""
         frame = self._interp.current_frame
         if frame is None:
             return
-        places = [] if of_scheduler or _is_host(frame) else [(frame.code, frame.pc)]
+        places = [] if _in_scheduler(frame) else [(frame.code, frame.pc)]
         if frame.began <= self.touched:
             self.of_graph.update(places)
             return
         self._places.update(places)
         if self._first is None:
             self._first = self._decision()
+
+    def calls_scheduler(self) -> bool:
+        """Records that the program calls a scheduler, which will decide; returns True if the call is to be deferred."""
+        frame = self._interp.current_frame
+        if frame is None or _in_scheduler(frame):
+            return False
+        self._schedulers += 1
+        if not self._places:
+            self._calls.append(_Call(self._schedulers, frame, frame.pc - 1))
+            self._known.add(frame.pc - 1)
+        if self._point is not None and self._schedulers in self._point.deferred:
+            return True
+        if self._first is None:
+            self._first = self._decision()
+        return False
+
+    def begin_reset(self) -> None:
+        """Records that the program is about to set gradients to ``None``."""
+        self._resets += 1
+        frame = self._interp.current_frame
+        if frame is None or not self._calls or self._places or any(call.frame is not frame for call in self._calls):
+            return
+        between = range(min(call.at for call in self._calls) + 1, frame.pc - 1)
+        self._resetting = len(between) > 0 and all(self._finds_callable(frame, index) for index in between)
+        self._known.add(frame.pc - 1)
+
+    def end_reset(self) -> None:
+        """Records that the gradients are ``None``."""
+        if not self._resetting:
+            return
+        self._resetting = False
+        point, frames = self._point, list(self._frames())
+        if point is not None and point.deferred:
+            if point.resets in (0, self._resets):
+                self._interp.stop_at = self._interp.begun + 1
+        elif frames and frames[-1] is self._interp.current_frame:
+            numbers = frozenset(call.number for call in self._calls)
+            location = self._first.location if self._first is not None else None
+            self._deferring = StopPoint(0, len(frames), "", _REASON, location, True, numbers, self._resets)
+            if self._first is not None:
+                self._first = replace(self._first, computes=_compute_later(frames))
 
     def rest(self, known: frozenset[Place], is_part: bool) -> StopPoint | None:
         """Returns where the native rest of the step begins; ``None`` if all of it belongs to the graph.
@@ -93,15 +169,34 @@ class Decisions:
         first = self._first
         if first is None or first.computes or not known.isdisjoint(self._places) or (is_part and self._places):
             return None
-        return StopPoint(first.count, first.depth, "", "decides on numbers only", first.location, native=True)
+        return self._deferring or StopPoint(first.count, first.depth, "", _REASON, first.location, native=True)
+
+    def stopped(self, frames: list[Frame], stop: Unsupported) -> tuple[StopPoint, ...]:
+        """Returns where a native rest may begin if the capture has stopped in the call of a scheduler.
+
+        Args:
+            frames: the frames that can be suspended, outermost first.
+            stop: what stopped the capture.
+        """
+        depth = next((i for i, frame in enumerate(frames) if _is_scheduler(frame)), 0)
+        if not depth or frames[depth - 1].began <= self.touched:
+            return ()
+        caller = frames[depth - 1]
+        here = StopPoint(caller.began, depth, "", stop.reason, stop.location, native=True)
+        if not self._calls or self._calls[-1].frame is not caller or not _resets_next(caller):
+            return (here,)
+        return (replace(here, count=0, deferred=frozenset({self._calls[-1].number})), here)
+
+    def _finds_callable(self, frame: Frame, index: int) -> bool:
+        name = frame.instructions[index].name
+        return name in _FINDS_CALLABLE and (name != "CALL" or index in self._known)
 
     def _decision(self) -> _Decision | None:
         frames = list(self._frames())
         depth = next((i for i, frame in enumerate(frames) if frame.began > self.touched), None)
         if depth is None:
             return None
-        computes = any(_mentions(frame, _COMPUTES) for frame in frames[depth:])
-        return _Decision(frames[depth].began, depth + 1, self._interp.location(), computes)
+        return _Decision(frames[depth].began, depth + 1, self._interp.location(), _compute_later(frames))
 
     def _frames(self) -> Iterator[Frame]:
         """Yields the frames that can be suspended, outermost first."""
@@ -121,28 +216,29 @@ class Decisions:
             yield frame
 
 
-def scheduler_call(frames: list[Frame], touched: int, stop: Unsupported) -> tuple[StopPoint, ...]:
-    """Returns the call of a learning rate scheduler in which a capture stopped, if the rest may begin there.
-
-    Args:
-        frames: the frames that can be suspended, outermost first.
-        touched: number of the last instruction that touched a tensor.
-        stop: what stopped the capture.
-    """
-    inner = next((i for i, frame in enumerate(frames) if _is_host(frame)), 0)
-    if not inner or frames[inner - 1].began <= touched:
-        return ()
-    return (StopPoint(frames[inner - 1].began, inner, "", stop.reason, stop.location, native=True),)
-
-
-def _is_host(frame: Frame) -> bool:
+def _is_scheduler(frame: Frame) -> bool:
     module = frame.globals.get("__name__")
     return module == _SCHEDULERS or (module == _AVERAGING and frame.code.co_qualname.startswith("SWALR."))
 
 
-def _mentions(frame: Frame, names: frozenset[str]) -> bool:
-    """Returns True if the rest of a frame's code looks up one of these attributes."""
-    if _is_host(frame):
-        return False
-    later = frame.instructions[frame.pc :]
-    return any(instr.name in ("LOAD_ATTR", "LOAD_METHOD") and instr.value in names for instr in later)
+def _in_scheduler(frame: Frame | None) -> bool:
+    while frame is not None and not _is_scheduler(frame):
+        frame = frame.back
+    return frame is not None
+
+
+def _compute_later(frames: list[Frame]) -> bool:
+    """Returns True if the rest of the program's code in some frame looks up a name in :data:`_COMPUTES`."""
+    program = [frame for frame in frames if not _is_scheduler(frame)]
+    later = [instr for frame in program for instr in frame.instructions[frame.pc :]]
+    return any(instr.name in ("LOAD_ATTR", "LOAD_METHOD") and instr.value in _COMPUTES for instr in later)
+
+
+def _resets_next(frame: Frame) -> bool:
+    """Returns True if the next call in a frame's code is that of ``zero_grad``."""
+    for instr in frame.instructions[frame.pc :]:
+        if instr.name in ("LOAD_ATTR", "LOAD_METHOD") and instr.value == "zero_grad":
+            return True
+        if instr.name == "CALL" or instr.name not in _FINDS_CALLABLE:
+            return False
+    return False

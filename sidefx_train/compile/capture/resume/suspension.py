@@ -49,6 +49,8 @@ class StopPoint:
         reason: reason of the break.
         location: the user's line.
         native: what follows is not captured in parts, but runs natively to its end.
+        deferred: calls of schedulers, by their number, that are deferred to the end of the graph.
+        resets: if there are any, stop after this reset of gradients, or the first after them if 0; not at ``count``.
     """
 
     count: int
@@ -57,6 +59,8 @@ class StopPoint:
     reason: str
     location: Location | None
     native: bool = False
+    deferred: frozenset[int] = frozenset()
+    resets: int = 0
 
 
 @dataclass(frozen=True)

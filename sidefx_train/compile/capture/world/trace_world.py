@@ -17,6 +17,7 @@ from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
 from sidefx_train.compile.capture.recording.tracer import GraphTracer
 from sidefx_train.compile.capture.recording.write_log import WriteLog
 from sidefx_train.compile.capture.resume.native_rest import Decisions
+from sidefx_train.compile.capture.resume.suspension import StopPoint
 from sidefx_train.compile.capture.shadows import finalizers
 from sidefx_train.compile.capture.shadows.deferred_values import (
     DeferredCall,
@@ -85,7 +86,11 @@ class TraceWorld(CaptureWorldAPI):
     """
 
     def __init__(
-        self, tracer: GraphTracer, specialization: Specialization | None = None, is_part: bool = False
+        self,
+        tracer: GraphTracer,
+        specialization: Specialization | None = None,
+        is_part: bool = False,
+        point: StopPoint | None = None,
     ) -> None:
         self.specialization = specialization = specialization or Specialization()
         self.defined_at: Location | None = None
@@ -103,7 +108,7 @@ class TraceWorld(CaptureWorldAPI):
         self.operators = Operators(self)
         self.variables = Variables(self)
 
-        self.decisions = Decisions(self.interp)
+        self.decisions = Decisions(self.interp, point)
         tracer.touches = self.decisions.touch
         compat.on_condition(tracer.shape_env, self.decisions.note)
 

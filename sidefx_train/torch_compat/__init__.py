@@ -153,6 +153,7 @@ from sidefx_train.torch_compat.recording import track as track
 from sidefx_train.torch_compat.recording import tracked_pairs as tracked_pairs
 from sidefx_train.torch_compat.recording import tracked_tensors as tracked_tensors
 from sidefx_train.torch_compat.recording import watched as watched
+from sidefx_train.torch_compat.symbolic_math import CHOICES as CHOICES
 from sidefx_train.torch_compat.symbolic_math import NUMBERS as NUMBERS
 from sidefx_train.torch_compat.symbolic_math import SYMBOLIC_MATH as SYMBOLIC_MATH
 from sidefx_train.torch_compat.symbolic_math import derived_numbers as derived_numbers

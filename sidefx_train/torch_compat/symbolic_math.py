@@ -88,6 +88,22 @@ SYMBOLIC_MATH: dict[Any, Callable[[Any], Any]] = {
 """Variants of ``math`` functions that accept a symbolic float."""
 
 
+def _larger(left: Any, right: Any) -> Any:
+    return torch.sym_max(left, right)
+
+
+def _smaller(left: Any, right: Any) -> Any:
+    return torch.sym_min(left, right)
+
+
+CHOICES: dict[Any, Callable[[Any, Any], Any]] = {
+    max: lambda left, right: handle_sym_dispatch(_larger, (left, right), {}),
+    min: lambda left, right: handle_sym_dispatch(_smaller, (left, right), {}),
+}
+"""Variants of ``max`` and ``min`` for symbolic numbers. Unlike torch's, they keep the order of the operands, by which
+Python decides between ``0.0`` and ``-0.0``, and what to do with NaN."""
+
+
 def host_functions() -> dict[Any, str]:
     """Returns the functions on Python numbers that a trace may contain, with Python expressions that call them."""
     table: dict[Any, str] = {
@@ -95,6 +111,8 @@ def host_functions() -> dict[Any, str]:
         torch.sym_int: "int",
         torch.sym_max: "max",
         torch.sym_min: "min",
+        _larger: "max",
+        _smaller: "min",
         torch.sym_not: "not ",
         max: "max",
         min: "min",

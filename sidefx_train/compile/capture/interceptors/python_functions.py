@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.recording import float_comparisons
 from sidefx_train.compile.capture.world.native_calls.caller_frames import BEYOND, refuse_callers
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
@@ -34,21 +36,47 @@ _assume_finite(math.isinf, False, infinite=True, nan=False)
 _assume_finite(math.isnan, False, infinite=False, nan=True)
 
 
-def _choose_in_graph(fn: Any, symbolic: Callable[[Any, Any], Any]) -> None:
-    """Has ``max`` or ``min`` of numbers that the graph computes computed there (``Adafactor`` scales by a norm)."""
+def _choose_symbolically(fn: Any, symbolic: Callable[[Any, Any], Any]) -> None:
+    """Has ``max`` or ``min`` of symbolic numbers computed when the step runs, without a guard on which one it is.
+
+    Those are numbers that the graph computes (``Adafactor`` scales by a norm), and counters and factors (a decay that
+    ramps up). Sizes are compared now.
+    """
 
     @registry.intercept(fn)
     def choose(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if len(args) != 2 or kwargs or not all(safe_isinstance(value, (*compat.SYMBOLS, int, float)) for value in args):
+        if len(args) < 2 or kwargs or not all(safe_isinstance(value, (*compat.SYMBOLS, int, float)) for value in args):
             return ABSENT
-        if not any(safe_isinstance(value, compat.SYMBOLS) and compat.is_unbacked(value) for value in args):
+        changing = [value for value in args if safe_isinstance(value, compat.SYMBOLS)]
+        in_graph = len(args) == 2 and any(map(compat.is_unbacked, changing))
+        if not changing or not (in_graph or _of_numbers(world, changing)):
             return ABSENT
         kinds = {world.type_of(value) for value in args}
-        return symbolic(*args) if len(kinds) == 1 and bool not in kinds else ABSENT
+        if len(kinds) != 1 or bool in kinds:
+            return ABSENT
+        if in_graph:
+            return symbolic(*args)
+        if not all(math.isfinite(value) for value in args if type(value) is float):  # sympy has no NaN
+            return ABSENT
+        floats = [number for number in _inputs(world, changing) if type(number) is torch.SymFloat]
+        # Conditions on the result come from algebra, in which the order of the operands does not matter.
+        return functools.reduce(compat.CHOICES[fn], args) if float_comparisons.rely_on_finite(floats) else ABSENT
 
 
-_choose_in_graph(max, torch.sym_max)
-_choose_in_graph(min, torch.sym_min)
+def _of_numbers(world: TraceWorld, values: list[Any]) -> bool:
+    """Returns True for numbers computed from Python numbers outside, not from sizes."""
+    known = {compat.symbol_of_input(number) for number in _inputs(world, values)}
+    return all(compat.symbol_of(value).free_symbols <= known for value in values)
+
+
+def _inputs(world: TraceWorld, values: list[Any]) -> list[Any]:
+    """Returns the outside numbers from which symbolic numbers are computed."""
+    symbols = {symbol for value in values for symbol in compat.symbol_of(value).free_symbols}
+    return [number for number, _, _ in world.heap.numbers if compat.symbol_of_input(number) in symbols]
+
+
+_choose_symbolically(max, torch.sym_max)
+_choose_symbolically(min, torch.sym_min)
 
 
 @registry.intercept(sys._getframe)

@@ -54,8 +54,8 @@ class _QuietShapeEnv(ShapeEnv):
 class _Conditions(list[Any]):
     """The recorded conditions of a shape environment; calls ``noted`` after each."""
 
-    def __init__(self, noted: Callable[[], None]) -> None:
-        super().__init__()
+    def __init__(self, conditions: list[Any], noted: Callable[[], None]) -> None:
+        super().__init__(conditions)
         self._noted = noted
 
     def append(self, condition: Any) -> None:
@@ -63,10 +63,9 @@ class _Conditions(list[Any]):
         self._noted()
 
 
-def on_condition(shape_env: ShapeEnv, noted: Callable[[], None]) -> None:
-    """Calls ``noted`` whenever a new shape environment records a condition on its symbols."""
-    assert not shape_env.guards, "the shape environment is in use"
-    shape_env.guards = _Conditions(noted)
+def on_condition(shape_env: ShapeEnv, noted: Callable[[], None] | None) -> None:
+    """Calls ``noted`` whenever a shape environment records a condition on its symbols; ``None`` ends that."""
+    shape_env.guards = list(shape_env.guards) if noted is None else _Conditions(shape_env.guards, noted)
 
 
 def new_shape_env() -> ShapeEnv:

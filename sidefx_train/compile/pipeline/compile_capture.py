@@ -93,35 +93,19 @@ def capture(
         CaptureFailed: the step cannot be captured; nothing outside was changed.
     """
 
-    def attempt(point: StopPoint | None, known: Specialization = spec) -> Captured:
-        for _ in range(_MAX_RESTARTS):
-            outcome = _capture_once(fn, args, kwargs, name, known, point, in_order)
-            if isinstance(outcome, Captured):
-                return outcome
-            if isinstance(outcome, StopPoint):
-                captured = before(outcome, known)
-                if captured is not None:
-                    return captured
-                outcome = replace(known, native_rest=False)
-            known = outcome
-        raise CaptureFailed("SFX204", "every attempt changed the specialization of the step", None, None)
-
-    def before(rest: StopPoint, known: Specialization) -> Captured | None:
-        try:
-            return attempt(rest, known)
-        except CaptureFailed:
-            return None
+    def once(known: Specialization, point: StopPoint | None) -> Captured | Specialization | StopPoint:
+        return _capture_once(fn, args, kwargs, name, known, point, in_order)
 
     try:
-        return attempt(None)
+        return _attempt(once, spec, None)
     except CaptureFailed as error:
         stop = error
     # Not in the handler: the handled exception that the step sees must be its callers'.
     try:
-        if in_parts and not stop.raised:
-            for point in stop.points:
+        if not stop.raised:
+            for point in stop.points if in_parts else (each for each in stop.points if each.native):
                 try:
-                    return attempt(point)
+                    return _attempt(once, spec, point)
                 except CaptureFailed as again:
                     stop.without_break = stop.without_break or again.reason
                     if again.code == "SFX107":  # autograd cannot be split there, nor further out
@@ -129,6 +113,32 @@ def capture(
         raise stop
     finally:
         del stop  # its traceback holds this frame, and what all callers hold
+
+
+_Once = Callable[[Specialization, StopPoint | None], Captured | Specialization | StopPoint]
+
+
+def _attempt(once: _Once, spec: Specialization, point: StopPoint | None) -> Captured:
+    """Captures a step, up to ``point`` if that is given, with the specialization that it turns out to need."""
+    for _ in range(_MAX_RESTARTS):
+        outcome = once(spec, point)
+        if isinstance(outcome, Captured):
+            return outcome
+        if isinstance(outcome, StopPoint):
+            captured = _before_rest(once, spec, outcome)
+            if captured is not None:
+                return captured
+            outcome = replace(spec, native_rest=False)
+        spec = outcome
+    raise CaptureFailed("SFX204", "every attempt changed the specialization of the step", None, None)
+
+
+def _before_rest(once: _Once, spec: Specialization, rest: StopPoint) -> Captured | None:
+    """Captures a step up to its native rest; returns ``None`` if it cannot be suspended there."""
+    try:
+        return _attempt(once, spec, rest)
+    except CaptureFailed:
+        return None
 
 
 def _capture_once(

@@ -91,10 +91,10 @@ class GraphFailures:
 
     def rest_computes(self) -> None:
         """Notes that the rest of a step, which runs natively, has computed with tensors; if that is not rare, it is
-        captured from now on."""
+        captured from now on, unless a graph break in it would be an error."""
         calls = self._count_calls()
         since, self._last_computing_rest = calls - self._last_computing_rest, calls
-        if since >= _CALLS_PER_COMPUTING_REST:
+        if since >= _CALLS_PER_COMPUTING_REST or self._config.strict:
             return
         self._specialization.capture_rest()
         for entry in self._cache.entries:

@@ -107,10 +107,12 @@ def test_a_scheduler_asks_whether_it_is_at_its_first_step():
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
 
         def step(x):
-            optimizer.zero_grad()
-            model(x).square().mean().backward()
+            loss = model(x).square().mean()
+            loss.backward()
             optimizer.step()
             scheduler.step()
+            loss.mul_(2)  # the scheduler does not run behind the graph
+            optimizer.zero_grad()
 
         return Program(step, batch, (model, optimizer, scheduler))
 

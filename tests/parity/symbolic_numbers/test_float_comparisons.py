@@ -53,7 +53,7 @@ def as_a_constant(space, k):
 def as_a_key(space, k):
     space.rate *= 0.99
     total = 0.1 + space.rate + 0.2
-    return {total: 1}, hash(total)
+    return {total: 1}, hash(total), space.x * 2
 
 
 @pytest.mark.parametrize("step", [as_a_constant, as_a_key], ids=lambda step: step.__name__)

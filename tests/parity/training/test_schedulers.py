@@ -1,4 +1,7 @@
-"""Learning-rate schedulers stepped inside the step: their formulas stay symbolic, no step needs a recapture."""
+"""Learning-rate schedulers stepped inside the step.
+
+At its end they run behind the graph, which is captured once; before a tensor operation their formulas stay symbolic.
+"""
 
 from __future__ import annotations
 
@@ -39,36 +42,91 @@ SCHEDULERS = {
 }
 
 
-def program(make_scheduler):
+AT_THE_END = {
+    **SCHEDULERS,
+    "milestones": lambda o: lr_scheduler.MultiStepLR(o, [5, 15]),
+    "averaging": lambda o: torch.optim.swa_utils.SWALR(o, swa_lr=0.05, anneal_epochs=10),
+    "three phases": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=30, three_phase=True),
+    "plateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0, threshold=0.2, cooldown=1),
+}
+
+
+def program(make_scheduler, order: str):
+    """Returns a program that calls a scheduler before or after ``zero_grad``, or before a tensor operation."""
+
     def make() -> Program:
         model = mlp()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         scheduler = make_scheduler(optimizer)
         rates: list[float] = []
+        total = torch.zeros(3)
+        plateau = isinstance(scheduler, lr_scheduler.ReduceLROnPlateau)
 
-        def step(x, y):
+        def advance(x, y):
             loss = F.cross_entropy(model(x), y)
             loss.backward()
             optimizer.step()
+            return loss.detach(), (loss.item(),) if plateau else ()
+
+        def after(x, y):
+            loss, metrics = advance(x, y)
             optimizer.zero_grad()
+            scheduler.step(*metrics)
+            rates.append(scheduler.get_last_lr()[0])
+            return loss
+
+        def before(x, y):
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
             scheduler.step()
+            optimizer.zero_grad()
             rates.append(scheduler.get_last_lr()[0])
             return loss.detach()
 
-        return Program(step, batches((5, 6), classes=3), (model, optimizer, rates))
+        def before_with_metric(x, y):
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            scheduler.step(loss.item())
+            optimizer.zero_grad()
+            rates.append(scheduler.get_last_lr()[0])
+            return loss.detach()
+
+        def between(x, y):
+            loss, metrics = advance(x, y)
+            scheduler.step(*metrics)
+            total.add_(loss)
+            rates.append(scheduler.get_last_lr()[0])
+            optimizer.zero_grad()
+            return loss
+
+        step = {"after zero_grad": after, "before an operation": between}.get(order, before)
+        if step is before and plateau:
+            step = before_with_metric
+        return Program(step, batches((5, 6), classes=3), (model, optimizer, scheduler, rates, total))
 
     return make
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_inside_the_step(name):
-    report = parity(program(SCHEDULERS[name]), steps=40, captures=None)
+def test_before_a_tensor_operation(name):
+    report = parity(program(SCHEDULERS[name], "before an operation"), steps=40, captures=None)
     assert report.graph_count <= 5, f"{name}: {report.graph_count} captures"
 
 
+@pytest.mark.parametrize("order", ["after zero_grad", "before zero_grad"])
+@pytest.mark.parametrize("name", AT_THE_END)
+def test_at_the_end(name, order):
+    report = parity(program(AT_THE_END[name], order), steps=25, captures=1)
+    assert any("runs natively" in note for note in report.captures[0].notes)
+    assert "tangents" not in report.sources()["graph"] and ".grad" not in report.sources()["residual"]
+
+
 def test_milestones_are_conditions():
-    """Only steps at a milestone are captured again, or in parts."""
-    report = parity(program(lambda o: lr_scheduler.MultiStepLR(o, [10, 30])), steps=40, whole=False, captures=None)
+    """Before a tensor operation, only steps at a milestone are captured again, or in parts."""
+    make = program(lambda o: lr_scheduler.MultiStepLR(o, [10, 30]), "before an operation")
+    report = parity(make, steps=40, whole=False, captures=None)
     assert report.graph_count <= 6 and not report.fallbacks
 
 

@@ -46,13 +46,11 @@ class _Decision:
         count: number of the instruction from which nothing has touched a tensor.
         depth: number of frames then.
         location: the user's line.
-        computes: code after it, in one of these frames, computes with tensors.
     """
 
     count: int
     depth: int
     location: Location | None
-    computes: bool
 
 
 @dataclass(frozen=True)
@@ -93,6 +91,7 @@ class Decisions:
     def _begin_again(self) -> None:
         self._first: _Decision | None = None
         self._places: set[Place] = set()
+        self._computes = False
         self._calls: list[_Call] = []
         self._known: set[int] = set()
         self._resetting = False
@@ -114,6 +113,8 @@ class Decisions:
         if frame.began <= self.touched:
             self.of_graph.update(places)
             return
+        if places and not self._places:
+            self._computes = _compute_later(frame)
         self._places.update(places)
         if self._first is None:
             self._first = self._decision()
@@ -156,8 +157,6 @@ class Decisions:
             numbers = frozenset(call.number for call in self._calls)
             location = self._first.location if self._first is not None else None
             self._deferring = StopPoint(0, len(frames), "", _REASON, location, True, numbers, self._resets)
-            if self._first is not None:
-                self._first = replace(self._first, computes=_compute_later(frames))
 
     def rest(self, known: frozenset[Place], is_part: bool) -> StopPoint | None:
         """Returns where the native rest of the step begins; ``None`` if all of it belongs to the graph.
@@ -167,7 +166,7 @@ class Decisions:
             is_part: the step is the rest of another, in which nothing notes what the program's own decisions lead to.
         """
         first = self._first
-        if first is None or first.computes or not known.isdisjoint(self._places) or (is_part and self._places):
+        if first is None or self._computes or not known.isdisjoint(self._places) or (is_part and self._places):
             return None
         return self._deferring or StopPoint(first.count, first.depth, "", _REASON, first.location, native=True)
 
@@ -196,7 +195,7 @@ class Decisions:
         depth = next((i for i, frame in enumerate(frames) if frame.began > self.touched), None)
         if depth is None:
             return None
-        return _Decision(frames[depth].began, depth + 1, self._interp.location(), _compute_later(frames))
+        return _Decision(frames[depth].began, depth + 1, self._interp.location())
 
     def _frames(self) -> Iterator[Frame]:
         """Yields the frames that can be suspended, outermost first."""
@@ -227,11 +226,15 @@ def _in_scheduler(frame: Frame | None) -> bool:
     return frame is not None
 
 
-def _compute_later(frames: list[Frame]) -> bool:
-    """Returns True if the rest of the program's code in some frame looks up a name in :data:`_COMPUTES`."""
-    program = [frame for frame in frames if not _is_scheduler(frame)]
-    later = [instr for frame in program for instr in frame.instructions[frame.pc :]]
-    return any(instr.name in ("LOAD_ATTR", "LOAD_METHOD") and instr.value in _COMPUTES for instr in later)
+def _compute_later(frame: Frame | None) -> bool:
+    """Returns True if the rest of the code of a frame, or of one of its callers, looks up a name in
+    :data:`_COMPUTES`."""
+    while frame is not None:
+        for instr in frame.instructions[frame.pc :]:
+            if instr.name in ("LOAD_ATTR", "LOAD_METHOD") and instr.value in _COMPUTES:
+                return True
+        frame = frame.back
+    return False
 
 
 def _resets_next(frame: Frame) -> bool:

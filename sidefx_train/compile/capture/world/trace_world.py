@@ -180,6 +180,7 @@ class TraceWorld(CaptureWorldAPI):
         try:
             yield
         finally:
+            compat.on_condition(self.tracer.shape_env, None)  # compiled graphs keep it
             self.interp.close()
             self.heap.retire()
             for context in reversed(self.inference):

@@ -1,0 +1,411 @@
+"""What follows the last tensor operation runs natively from the first decision on a number on: one capture."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import traceback
+import types
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import sidefx_train
+from tests.support.parity import Program, parity
+
+
+def runs_natively(report: sidefx_train.report.StepReport, capture: int = -1) -> bool:
+    return any("runs natively" in note for note in report.captures[capture].notes)
+
+
+def trained(rest, **options):
+    """Returns a program that trains a small layer and then calls ``rest(state, loss, optimizer)``."""
+
+    def make() -> Program:
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+        state = types.SimpleNamespace(
+            n=0, seen=[], at={}, optimizer=optimizer, model=model, average=torch.ones(1, 3), **options
+        )
+
+        def step(x):
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return rest(state, loss)
+
+        return Program(step, lambda index: (torch.randn(4, 3),), (state,))
+
+    return make
+
+
+def logs(state, loss):
+    state.n += 1
+    if state.n % 3 == 0:
+        state.seen.append((state.n, loss.item()))
+    return loss.detach(), state.n
+
+
+def logs_before_counting(state, loss):
+    if state.n % 4 == 0:
+        state.seen.append(loss.detach())
+    state.n += 1
+    return state.n
+
+
+def warms_up(state, loss):
+    state.n += 1
+    if state.n < 4:
+        rate = 0.1 * state.n / 4
+    elif state.n < 8:
+        rate = 0.1
+    else:
+        rate = 0.05 * (1 + math.cos(math.pi * min(1.0, (state.n - 8) / 5)))
+    for group in state.optimizer.param_groups:
+        group["lr"] = rate
+
+
+def numbers_a_dict(state, loss):
+    state.at[state.n] = f"{loss.item():.4f}"
+    state.n += 1
+
+
+def in_a_helper(state, loss):
+    def due(n):
+        return n % 3 == 1
+
+    for k in range(2):
+        if due(state.n + k):
+            state.seen.append(k)
+    state.n += 1
+    return [loss.detach(), due(state.n)]
+
+
+def in_with_and_try(state, loss):
+    with contextlib.suppress(KeyError):
+        try:
+            state.n += 1
+            if state.n % 3 == 0:
+                raise KeyError(state.n)
+            state.seen.append("went on")
+        finally:
+            state.seen.append(state.n)
+    return state.n
+
+
+def prints(state, loss):
+    print("step", state.n)
+    state.n += 1
+    if state.n % 3 == 0:
+        print("third", state.n, len(state.seen))
+    state.seen.append(state.n)
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [logs, logs_before_counting, warms_up, numbers_a_dict, in_a_helper, in_with_and_try, prints],
+    ids=lambda rest: rest.__name__,
+)
+def test_one_capture(rest):
+    report = parity(trained(rest), steps=14)
+    assert runs_natively(report)
+
+
+def test_under_inductor():
+    assert runs_natively(parity(trained(logs), steps=5, backend="inductor"))
+
+
+def raises_in_the_rest(state, loss):
+    state.n += 1
+    if state.n % 3 == 0:
+        state.seen.append("raises")
+        raise ValueError(state.n)
+    return state.n
+
+
+def test_an_exception_is_eagers():
+    assert runs_natively(parity(trained(raises_in_the_rest), steps=7))
+
+
+def lines_of(step, x):
+    try:
+        step(x)
+    except ValueError as error:
+        return [(frame.name, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)][1:]
+    return None
+
+
+def test_an_exception_comes_from_the_programs_lines():
+    program = trained(raises_in_the_rest)()
+    want = [lines_of(program.step, torch.ones(4, 3)) for _ in range(6)]
+    program = trained(raises_in_the_rest)()
+    compiled = sidefx_train.compile(program.step, backend="eager")
+    assert [lines_of(compiled, torch.ones(4, 3)) for _ in range(6)] == want
+    assert len(want[2]) == 2 and len(compiled.report().captures) == 1
+
+
+def test_what_only_the_rest_reads_is_not_guarded():
+    def rest(state, loss):
+        if state.n % state.period == 0:
+            state.seen.append((state.n, state.label, state.period))
+        state.n += 1
+
+    def between(program, index):
+        (state,) = program.watch
+        state.period = 2 + index % 3
+        state.label = f"phase {index // 2}"
+        if index == 5:
+            state.n = 100
+
+    assert runs_natively(parity(trained(rest, period=2, label="first"), steps=12, between=between))
+
+
+def test_what_the_graph_reads_is_guarded():
+    def between(program, index):
+        (state,) = program.watch
+        if index == 4:
+            state.model.bias.requires_grad_(False)
+        if index == 6:
+            state.optimizer.param_groups[0]["nesterov"] = True
+
+    report = parity(trained(logs), steps=8, between=between, captures=None)
+    assert len(report.captures) == 3 and runs_natively(report)
+
+
+def averages(state, loss):
+    state.n += 1
+    if state.n % state.period == 0:
+        state.average.mul_(0.9).add_(state.model.weight.detach(), alpha=0.1)
+        state.seen.append(state.average.sum().item())
+
+
+def test_a_rest_that_often_computes_is_captured():
+    report = parity(trained(averages, period=3), steps=12, captures=None, whole=False)
+    assert [runs_natively(report, i) for i in range(len(report.captures))] == [True, False, False], str(report)
+    assert not report.breaks and report.replays == 12
+
+
+def test_a_rest_that_rarely_computes_stays_native():
+    assert runs_natively(parity(trained(averages, period=25), steps=55, whole=False))
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_accumulated_gradients_are_captured(first):
+    """``zero_grad`` in the branch that the first call does not take, and a branch that it takes."""
+
+    def make() -> Program:
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        state = types.SimpleNamespace(n=first, model=model, optimizer=optimizer)
+
+        def step(x):
+            loss = model(x).square().mean()
+            loss.backward()
+            if state.n % 4 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+            state.n += 1
+            return loss.detach()
+
+        return Program(step, lambda index: (torch.randn(4, 3),), (state,))
+
+    report = parity(make, steps=12, captures=4)
+    assert not any(runs_natively(report, i) for i in range(len(report.captures))), str(report)
+
+
+def test_a_decision_that_leads_to_tensors_in_another_call_is_captured():
+    """The first call takes the branch that computes: the decision belongs to the graph."""
+
+    def rest(state, loss):
+        if state.n % 3 == 0:
+            state.average.mul_(0.9)
+        state.n += 1
+
+    report = parity(trained(rest), steps=9, captures=2)
+    assert not any(runs_natively(report, i) for i in range(2)), str(report)
+
+
+def test_after_a_break():
+    """The rest of a part that ends with a scheduler runs natively too."""
+
+    def make() -> Program:
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+        seen = []
+
+        def step(x):
+            loss = model(x).square().mean()
+            if loss > 0.5:
+                seen.append("large")
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
+            return loss.detach()
+
+        return Program(step, lambda index: (torch.randn(4, 3),), (model, optimizer, scheduler, seen))
+
+    report = parity(make, steps=10, whole=False, captures=None)
+    parts = report.parts
+    assert parts and all(len(part.captures) == 1 for part in parts), str(report)
+
+
+def learning_rate(order, rate):
+    def make() -> Program:
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.Adam(model.parameters(), lr=rate(), foreach=False)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+
+        def step(x):
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            if order == "after":
+                optimizer.zero_grad()
+            scheduler.step()
+            if order == "before":
+                optimizer.zero_grad()
+
+        return Program(step, lambda index: (torch.randn(4, 3),), (model, optimizer, scheduler))
+
+    return make
+
+
+@pytest.mark.parametrize("order", ["after", "before"])
+def test_a_learning_rate_in_a_tensor_belongs_to_the_graph(order):
+    report = parity(learning_rate(order, lambda: torch.tensor(0.1)), steps=6, whole=False, captures=None)
+    assert not any(runs_natively(report, i) for i in range(len(report.captures))), str(report)
+
+
+class Telling(torch.optim.SGD):
+    """An optimizer whose ``zero_grad`` reads what a scheduler writes."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.told = []
+
+    def zero_grad(self, set_to_none=True):
+        self.told.append(self.param_groups[0]["lr"])
+        super().zero_grad(set_to_none)
+
+
+class Counting(torch.optim.lr_scheduler.StepLR):
+    """A scheduler with a ``step`` of its own."""
+
+    steps = 0
+
+    def step(self, epoch=None):
+        self.steps += 1
+        super().step(epoch)
+        return self.steps
+
+
+@pytest.mark.parametrize("optimizer_class", [torch.optim.SGD, Telling])
+@pytest.mark.parametrize("scheduler_class", [torch.optim.lr_scheduler.StepLR, Counting])
+@pytest.mark.parametrize("between", ["nothing", "read", "call", "second"])
+def test_only_a_scheduler_right_before_zero_grad_is_deferred(optimizer_class, scheduler_class, between):
+    def make() -> Program:
+        model = nn.Linear(3, 1)
+        optimizer = optimizer_class(model.parameters(), lr=0.1)
+        scheduler = scheduler_class(optimizer, 3)
+        other = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        seen = []
+
+        def nothing(x):
+            model(x).square().mean().backward()
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+
+        def read(x):
+            model(x).square().mean().backward()
+            optimizer.step()
+            scheduler.step()
+            seen.append(optimizer.param_groups[0]["lr"])
+            optimizer.zero_grad()
+
+        def call(x):
+            model(x).square().mean().backward()
+            optimizer.step()
+            seen.append(scheduler.step())
+            optimizer.zero_grad()
+
+        def second(x):
+            model(x).square().mean().backward()
+            optimizer.step()
+            scheduler.step()
+            other.step()
+            optimizer.zero_grad()
+            model.zero_grad()
+            seen.append(optimizer.param_groups[0]["lr"])
+
+        step = {"nothing": nothing, "read": read, "call": call, "second": second}[between]
+        return Program(step, lambda index: (torch.randn(4, 3),), (model, optimizer, scheduler, other, seen))
+
+    plain = optimizer_class is torch.optim.SGD and scheduler_class is not Counting and between in ("nothing", "second")
+    report = parity(make, steps=8, captures=1 if plain else None)
+    assert runs_natively(report) or not plain, str(report)
+
+
+@pytest.mark.parametrize("order", ["after", "before"])
+def test_a_warning_of_a_scheduler_names_the_programs_line(order):
+    """``scheduler.step()`` before the first ``optimizer.step()``."""
+
+    def make():
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+
+        def after(x):
+            model(x).sum().backward()
+            optimizer.zero_grad()
+            scheduler.step()
+
+        def before(x):
+            model(x).sum().backward()
+            scheduler.step()
+            optimizer.zero_grad()
+
+        return after if order == "after" else before
+
+    def warned(step):
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            step(torch.ones(2, 3))
+            step(torch.ones(2, 3))
+        return [(str(each.message), each.filename, each.lineno) for each in found]
+
+    want = warned(make())
+    assert want and warned(sidefx_train.compile(make(), backend="eager")) == want
+
+
+def test_an_error_of_a_deferred_scheduler():
+    """Eager's error, from its line; gradients that ``zero_grad`` would have cleared are None already."""
+
+    def make():
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=3)
+
+        def step(x):
+            model(x).square().mean().backward()
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+
+        return step, model, scheduler
+
+    outcomes = []
+    for wrap in (lambda fn: fn, lambda fn: sidefx_train.compile(fn, backend="eager")):
+        step, model, scheduler = make()
+        step = wrap(step)
+        with torch.no_grad():
+            model.weight.fill_(0.5)
+            model.bias.fill_(0.25)
+        lines = [lines_of(step, torch.ones(2, 3)) for _ in range(4)]
+        outcomes.append((lines, model.weight.tolist(), scheduler.last_epoch))
+    assert outcomes[0] == outcomes[1] and outcomes[0][0][-1] is not None

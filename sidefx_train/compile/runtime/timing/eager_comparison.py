@@ -110,7 +110,8 @@ class EagerComparison:
         """
         if not self.applies or entry.once:
             return
-        if entry.captured.joint is not None and entry.captured.suspension is None:
+        suspension = entry.captured.suspension
+        if entry.captured.joint is not None and (suspension is None or suspension.point.native):
             record.timing = _not_compared("its backward runs outside of it")
             return
         entry.dispatch = _Comparison(self, entry, record, PairedBlocks(list(early)))

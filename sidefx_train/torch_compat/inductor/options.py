@@ -77,4 +77,25 @@ def inductor_settings() -> str:
     """Returns Inductor's settings as text, including those changed by the user."""
     from torch._inductor import config
 
-    return repr(sorted(config.save_config_portable().items(), key=lambda item: item[0]))
+    with _without_importing_choices():
+        return repr(sorted(config.save_config_portable().items(), key=lambda item: item[0]))
+
+
+@contextmanager
+def _without_importing_choices() -> Iterator[None]:
+    """Context in which reading the settings does not import Inductor's lowerings, as it does from torch 2.15 on.
+
+    It asks ``torch._inductor.choices`` for the key of registered choices; until that is imported, there are none.
+    """
+    from torch._inductor import config
+
+    attributes = vars(config)
+    serialize = attributes.get("_cache_config_serializer")
+    if serialize is None or config.inductor_choices_class is not None or "torch._inductor.choices" in sys.modules:
+        yield
+        return
+    attributes["_cache_config_serializer"] = None
+    try:
+        yield
+    finally:
+        attributes["_cache_config_serializer"] = serialize

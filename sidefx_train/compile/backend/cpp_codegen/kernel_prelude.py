@@ -26,7 +26,8 @@ _PLAIN = re.compile("|".join(rf"^[ \t]*{re.escape(line.strip())}\n" for line in 
 _QUALIFIED = re.compile(r"\b(\w+(?:::\w+)+)")
 _METHOD = re.compile(r"(?:\.(?:template\s+)?)([a-z_]\w*)\s*(?:<[^<>()]*>)?\(")
 _ELEMENT = re.compile(
-    r"\b(?<!c10::)(?:Vectorized|VectorizedN|VecMask|cast|to|loadu|convert|CascadeSumHelper|array)<\s*([\w:]+)"
+    r"\b(?<!c10::)(?:Vectorized|VectorizedN|VecMask|cast|inductor_vec_mask_cast|to|loadu|convert|CascadeSumHelper|array)"
+    r"<\s*([\w:]+)"
 )
 _CALL = re.compile(r"(?<![\w.:>])([A-Za-z_]\w*)\s*(?:<[^<>()]*(?:\([^()]*\)[^<>()]*)*>)?\(")
 
@@ -35,7 +36,7 @@ _NAMES = {
     *(f"at::vec::{name}" for name in ("clamp_max", "convert", "vec_reduce_all")),
     *(f"std::{name}" for name in ("sqrt", "exp", "log", "tanh", "erf", "abs", "max", "min", "floor", "ceil", "trunc")),
     *(f"std::{name}" for name in ("log1p", "expm1", "sin", "cos", "pow", "fma", "isnan", "isinf", "nearbyint")),
-    *(f"std::{name}" for name in ("numeric_limits", "array", "size_t", "unique_ptr", "make_unique")),
+    *(f"std::{name}" for name in ("numeric_limits", "make_unsigned_t", "array", "size_t", "unique_ptr", "make_unique")),
     "at::BFloat16",
     "c10::convert",
     "c10::div_floor_integer",
@@ -44,14 +45,14 @@ _NAMES = {
 _METHODS = {
     *("loadu", "store", "blendv", "cast", "to", "all_zero", "all_masked", "is_masked", "data", "abs", "exp", "log"),
     *("sqrt", "rsqrt", "reciprocal", "neg", "tanh", "erf", "floor", "ceil", "trunc", "round", "sin", "cos", "log1p"),
-    *("pow", "get"),
+    *("pow", "get", "expm1"),
 }
 _CALLS = {
     *("for", "if", "while", "return", "switch", "sizeof", "alignof", "alignas", "decltype", "static_cast", "void"),
     *("C10_LIKELY", "C10_UNLIKELY", "omp_get_thread_num", "float", "int64_t", "int32_t", "bool", "double", "int"),
     *("cascade_sum_combine", "cascade_sum_final", "sum_masked_reduce", "max_masked_reduce", "min_masked_reduce"),
     *("prod_masked_reduce", "any_masked_reduce", "max_propagate_nan", "min_propagate_nan", "transpose_mxn"),
-    *("cast", "loadu", "to", "fmadd", "atomic_add", "atomic_add_vec"),
+    *("cast", "inductor_vec_mask_cast", "loadu", "to", "fmadd", "atomic_add", "atomic_add_vec"),
     *("num_threads", "collapse", "schedule", "reduction"),
 }
 _OWN = re.compile(r"(?:cpp_fused_|tmp|scalar_cascade_helper|masked_cascade_helper|cascade_helper)\w*")

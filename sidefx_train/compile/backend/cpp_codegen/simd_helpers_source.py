@@ -21,6 +21,7 @@ extern "C" int omp_get_thread_num();
 typedef float SidefxFloats __attribute__((vector_size(SIDEFX_BYTES)));
 extern "C" {
 SidefxFloats SIDEFX_SLEEF(exp, u10)(SidefxFloats);
+SidefxFloats SIDEFX_SLEEF(expm1, u10)(SidefxFloats);
 SidefxFloats SIDEFX_SLEEF(log, u10)(SidefxFloats);
 SidefxFloats SIDEFX_SLEEF(log1p, u10)(SidefxFloats);
 SidefxFloats SIDEFX_SLEEF(tanh, u10)(SidefxFloats);
@@ -101,6 +102,11 @@ template <> struct numeric_limits<int32_t> {
     static constexpr int32_t min() { return INT32_MIN; }
     static constexpr int32_t lowest() { return INT32_MIN; }
 };
+
+template <class T> struct Unsigned;
+template <> struct Unsigned<int64_t> { using type = uint64_t; };
+template <> struct Unsigned<int32_t> { using type = uint32_t; };
+template <class T> using make_unsigned_t = typename Unsigned<T>::type;
 
 template <class T, size_t N> struct array {
     T items[N];

@@ -345,6 +345,7 @@ template <class T, int N> struct VectorizedN {
     SIDEFX_METHOD(rsqrt, 1.0f / square_root(x))
     SIDEFX_METHOD(reciprocal, 1.0f / x)
     SIDEFX_METHOD(exp, SIDEFX_SLEEF(exp, u10)(x))
+    SIDEFX_METHOD(expm1, SIDEFX_SLEEF(expm1, u10)(x))
     SIDEFX_METHOD(log, SIDEFX_SLEEF(log, u10)(x))
     SIDEFX_METHOD(log1p, SIDEFX_SLEEF(log1p, u10)(x))
     SIDEFX_METHOD(tanh, SIDEFX_SLEEF(tanh, u10)(x))
@@ -582,4 +583,10 @@ template <class T, int N, class Op> SIDEFX_INLINE T vec_reduce_all(const Op& com
 }
 
 }  // namespace at::vec
+
+// From torch 2.15 on, kernels cast masks by this function.
+template <class T, int N, class U, int M> SIDEFX_INLINE at::vec::VecMask<T, N> inductor_vec_mask_cast(
+    const at::vec::VecMask<U, M>& mask) {
+    return mask.template cast<T, N>();
+}
 """

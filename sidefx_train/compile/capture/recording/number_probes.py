@@ -333,14 +333,21 @@ class _Listener(compat.TorchDispatchMode):
 
 
 def _specializes(fn: Any, numbers: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Returns True if a call, or its derivative, turns a symbolic number into a constant."""
+    """Returns True if a call, or its derivative, turns a symbolic number into a constant, or into a tensor.
+
+    From torch 2.15 on, the derivative of ``pow`` does the latter: other operations than eager's, which round otherwise.
+    """
     env = compat.new_shape_env()
-    others = [compat.new_symbolic_number(env, float(compat.hint_of(number)), "trial") for number in numbers]
+    hints = [float(compat.hint_of(number)) for number in numbers]
+    others = [compat.new_symbolic_number(env, hint, "trial") for hint in hints]
     try:
-        _stream(fn, *_with(numbers, others, (args, kwargs)))
+        symbolic = _stream(fn, *_with(numbers, others, (args, kwargs)))
+        if any(compat.is_equality(condition) for condition in compat.recorded_conditions(env)):
+            return True
+        eager = _stream(fn, *_with(numbers, hints, (args, kwargs)))
     except Exception:
         return True
-    return any(compat.is_equality(condition) for condition in compat.recorded_conditions(env))
+    return [op for op, *_ in symbolic] != [op for op, *_ in eager]
 
 
 def _stream(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Stream:

@@ -7,6 +7,7 @@ underscore or from an experimental module, so only this folder must be reviewed 
 from sidefx_train.torch_compat.autograd import FUNCTION_APPLY as FUNCTION_APPLY
 from sidefx_train.torch_compat.autograd import NODES_BY_OPERATION as NODES_BY_OPERATION
 from sidefx_train.torch_compat.autograd import PLAIN_VIEW as PLAIN_VIEW
+from sidefx_train.torch_compat.autograd import POWERS_HIDE_NUMBER as POWERS_HIDE_NUMBER
 from sidefx_train.torch_compat.autograd import VERSIONS as VERSIONS
 from sidefx_train.torch_compat.autograd import alias_hidden_from_autograd as alias_hidden_from_autograd
 from sidefx_train.torch_compat.autograd import asks_for_execution as asks_for_execution

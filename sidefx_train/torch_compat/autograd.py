@@ -130,8 +130,13 @@ def set_creation(view: torch.Tensor, creation: Any) -> None:
     torch._C._autograd._set_creation_meta(view, creation)
 
 
-NODES_BY_OPERATION = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+_RELEASE = tuple(map(int, torch.__version__.split(".")[:2]))
+
+NODES_BY_OPERATION = _RELEASE >= (2, 13)
 """Errors of autograd name a node by its operation (``Exp``); before torch 2.13 by its class (``ExpBackward0``)."""
+
+POWERS_HIDE_NUMBER = _RELEASE >= (2, 15)
+"""The derivative of a power puts a symbolic exponent into a tensor; before, it made the exponent a constant."""
 
 PLAIN_VIEW = torch._C._autograd.CreationMeta.DEFAULT
 """Creation metadata of a view made with autograd on."""

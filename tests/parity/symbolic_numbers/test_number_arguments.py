@@ -104,9 +104,10 @@ def test_compiled_code_reads_the_number(name, backend):
             torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-5)
 
 
-def test_a_number_that_crosses_a_limit_is_captured_once_on_each_side():
+@pytest.mark.parametrize("power", [torch.Tensor.pow, torch.float_power], ids=lambda power: power.__name__)
+def test_a_number_that_crosses_a_limit_is_captured_once_on_each_side(power):
     def step(x):
-        y = x.abs().pow(State.value)
+        y = power(x.abs(), State.value)
         y.sum().backward()
         return y.detach()
 

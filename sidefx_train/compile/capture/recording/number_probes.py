@@ -45,9 +45,10 @@ _GOLDEN = 0.6180339887498949
 _ORDERS = 2
 """Derivatives compared."""
 
-_BRANCHING = frozenset({"pow", "lerp", "norm", "linalg_vector_norm", "renorm", "dist", "rrelu", "xlogy", "rpow"})
+_POWERS = frozenset({"pow", "rpow", "float_power"})
+_BRANCHING = _POWERS | {"lerp", "norm", "linalg_vector_norm", "renorm", "dist", "rrelu", "xlogy"}
 """Functions with a ``Scalar`` on whose value a derivative depends."""
-_DERIVED_ONLY = frozenset({"pow", "lerp", "xlogy"})
+_DERIVED_ONLY = frozenset({"pow", "float_power", "lerp", "xlogy"})
 """Those of :data:`_BRANCHING` whose forward keeps the number symbolic."""
 _FUNCTIONS = frozenset({"torch.nn.functional", "torch.nn.init", "torch.functional", "torch._tensor"})
 """Modules of Python functions that run natively and pass numbers to C++ code."""
@@ -107,27 +108,35 @@ class Probes:
         if type(owner) is compat.FakeTensor:
             fn, args = getattr(torch.Tensor, fn.__name__), (owner, *args)
         numbers = _numbers(fn, args, kwargs)
-        if not numbers or compat.inside_transform():
+        if not numbers:
             return call
+        if not compat.inside_transform() and (probed := self._probed(fn, numbers, args, kwargs)) is not None:
+            return probed
+        if str(fn.__name__).strip("_") in _POWERS and compat.POWERS_HIDE_NUMBER:
+            return (fn, *_with(numbers, [float(number) for number in numbers], (args, kwargs)))
+        return call
+
+    def _probed(self, fn: Any, numbers: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Returns a call with probes in place of its symbolic floats; ``None`` where that is not needed, or wrong."""
         limits = _limits(args, kwargs)
         found = [_between(compat.hint_of(number), limits) for number in numbers]
         between = [place for place in found if place is not None]
         sizes = _sizes((*args, *kwargs.values()))
         if sizes is None or len(between) < len(numbers) or not _specializes(fn, numbers, args, kwargs):
-            return call
+            return None
         streams, constants = [], []
         for _ in range(2):
             values = self._new(numbers, between)
             try:
                 streams.append(_stream(fn, *_with(numbers, values, (args, kwargs))))
             except Exception:  # the call raises, or a derivative does: as without a probe
-                return call
+                return None
             constants.append([_derived(value, sizes) for value in values])
         if not _explained(*streams, *constants):
-            return call
+            return None
         chosen = self._chosen_for(numbers, between, sizes)
         if not _in_order(numbers, chosen):
-            return call
+            return None
         _guard(numbers, between)
         return (fn, *_with(numbers, chosen, (args, kwargs)))
 

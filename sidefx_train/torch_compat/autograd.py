@@ -135,7 +135,7 @@ _RELEASE = tuple(map(int, torch.__version__.split(".")[:2]))
 NODES_BY_OPERATION = _RELEASE >= (2, 13)
 """Errors of autograd name a node by its operation (``Exp``); before torch 2.13 by its class (``ExpBackward0``)."""
 
-POWERS_HIDE_NUMBER = _RELEASE >= (2, 15)
+POWERS_HIDE_NUMBER = _RELEASE >= (2, 14)
 """The derivative of a power puts a symbolic exponent into a tensor; before, it made the exponent a constant."""
 
 PLAIN_VIEW = torch._C._autograd.CreationMeta.DEFAULT

@@ -344,7 +344,7 @@ class _Listener(compat.TorchDispatchMode):
 def _specializes(fn: Any, numbers: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Returns True if a call, or its derivative, turns a symbolic number into a constant, or into a tensor.
 
-    From torch 2.15 on, the derivative of ``pow`` does the latter: other operations than eager's, which round otherwise.
+    From torch 2.14 on, the derivative of ``pow`` does the latter: other operations than eager's, which round otherwise.
     """
     env = compat.new_shape_env()
     hints = [float(compat.hint_of(number)) for number in numbers]

@@ -176,6 +176,8 @@ class _Check:
             if compat.mode_of(known) is not self.fake_mode:
                 self.fail(node, "has metadata of another capture")
             for name, fact in _FACTS.items():
+                if name == "stride" and self.functional:  # those of dimensions of size 1 select nothing
+                    fact = _read_strides
                 if not _agree(fact(known), fact(made)):
                     self.fail(node, f"has {name} {fact(known)} by its metadata, and makes {fact(made)}")
         elif known is not None and type(known) is not type(made):
@@ -187,6 +189,14 @@ def _makes_tensors(node: fx.Node) -> bool:
     if not isinstance(node.target, compat.OpOverload) or written_args(node):
         return False
     return any(isinstance(each.type, torch.TensorType) for each in node.target._schema.returns)
+
+
+def _read_strides(tensor: torch.Tensor) -> tuple[Any, ...]:
+    if tensor.layout is not torch.strided or 0 in tensor.shape:
+        return ()
+    return tuple(
+        stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if type(size) is not int or size != 1
+    )
 
 
 _FACTS: dict[str, Any] = {

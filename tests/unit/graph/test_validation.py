@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import fx
 
 import sidefx_train
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend import inductor, pass_list
 from sidefx_train.compile.functionalization import functionalize as functionalization
 from sidefx_train.compile.functionalization.functionalize import functionalize
@@ -77,6 +79,24 @@ def test_a_stand_in_taken_for_a_constant():
     with module.graph.inserting_before(relu):
         module.graph.get_attr("left").meta["val"] = module.left
     with pytest.raises(BackendError, match="left is a constant, but holds a fake tensor"):
+        check_graph("a pass", module, mode, functional=True)
+
+
+def test_strides_of_dimensions_of_size_1():
+    """Regression: a pass of Inductor replaces ``full_like`` by ``full`` with other metadata there."""
+    mode = compat.new_fake_mode(compat.new_shape_env())
+    graph = fx.Graph()
+    with mode:
+        made = torch.empty(2, 1, 6, 2)
+        other, wrong = (torch.empty_strided((2, 1, 6, 2), strides) for strides in ((12, 1, 2, 1), (12, 12, 1, 6)))
+    full = graph.call_function(aten.full.default, ([2, 1, 6, 2], 0.3), {"device": torch.device("cpu")})
+    graph.output((full,))
+    module = fx.GraphModule({}, graph)
+    for value in (made, other):
+        full.meta["val"] = value
+        check_graph("a pass", module, mode, functional=True)
+    full.meta["val"] = wrong
+    with pytest.raises(BackendError, match="has stride"):
         check_graph("a pass", module, mode, functional=True)
 
 

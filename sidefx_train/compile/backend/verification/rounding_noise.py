@@ -18,8 +18,6 @@ from torch import fx
 
 from sidefx_train import torch_compat as compat
 
-aten = torch.ops.aten
-
 _ROUNDINGS = {torch.float16: 1.0, torch.bfloat16: 1.0}
 """Size of the noise in rounding errors, by dtype."""
 
@@ -41,12 +39,18 @@ _STATISTICS = ("running_mean", "running_var")
 _SHARE = 0.25
 """Fraction of the terms' rounding errors that remains in sums with vector registers."""
 
-_EXACT = (
-    aten.clone.default, aten.copy_.default, aten.cat.default, aten.stack.default, aten.where.self,
-    aten.constant_pad_nd.default, aten.index_select.default, aten.gather.default, aten.embedding.default,
-    aten.neg.default, aten.relu.default, aten.flip.default, aten.roll.default, aten.fill_.Scalar, aten.zero_.default,
+_EXACT = frozenset(
+    f"aten::{name}"
+    for name in (
+        "clone", "copy_", "cat", "stack", "where", "constant_pad_nd", "index_select", "gather", "take", "index",
+        "embedding", "neg", "abs", "relu", "flip", "roll", "repeat", "fill_", "zero_", "masked_fill", "tril", "triu",
+        "amax", "amin", "aminmax", "max", "min", "maximum", "minimum", "fmax", "fmin", "cummax", "cummin", "sort",
+        "topk", "kthvalue", "median", "nanmedian", "mode", "max_pool2d_with_indices", "max_pool3d_with_indices",
+        "adaptive_max_pool2d", "adaptive_max_pool3d", "fractional_max_pool2d", "fractional_max_pool3d",
+        "select_scatter", "slice_scatter", "sign", "floor", "ceil", "round", "trunc",
+    )
 )  # fmt: skip
-"""Operations that round nothing."""
+"""Operators that round nothing. The derivative of a maximum looks for the element that equals it."""
 
 
 class Noisy(fx.Interpreter):
@@ -149,7 +153,9 @@ def _rms(tensor: torch.Tensor) -> float:
 
 
 def _rounds(target: Any) -> bool:
-    if not isinstance(target, compat.OpOverload) or target in _EXACT or torch.Tag.inplace_view in target.tags:
+    if not isinstance(target, compat.OpOverload) or target._schema.name in _EXACT:
+        return False
+    if torch.Tag.inplace_view in target.tags:
         return False
     returns = target._schema.returns
     return not any(each.alias_info is not None and not each.alias_info.is_write for each in returns)  # not a view

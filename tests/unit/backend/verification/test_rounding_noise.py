@@ -1,0 +1,44 @@
+"""Noise of the size of rounding errors: on what rounds, not on what selects."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import fx
+
+from sidefx_train.compile.backend.verification.rounding_noise import Noisy
+
+aten = torch.ops.aten
+
+
+def of_largest(x):
+    """The derivative of ``amax``: gradients go to the elements that equal it."""
+    doubled = aten.mul.Tensor(x, 3.3)
+    return aten.sum.default(aten.eq.Tensor(doubled, aten.amax.default(doubled, [0, 1], True)))
+
+
+def of_a_pool(x):
+    doubled = aten.mul.Tensor(x, 3.3)
+    pooled = aten.max_pool2d_with_indices.default(aten.view.default(doubled, [1, 1, 4, 4]), [4, 4])
+    return aten.sum.default(aten.eq.Tensor(doubled, aten.view.default(pooled[0], [])))
+
+
+def of_a_sort(x):
+    doubled = aten.mul.Tensor(x, 3.3)
+    return aten.sum.default(aten.eq.Tensor(doubled, aten.select.int(aten.sort.default(doubled, 0)[0], 0, 3)))
+
+
+@pytest.mark.parametrize("function, count", [(of_largest, 1), (of_a_pool, 1), (of_a_sort, 4)])
+def test_selected_elements_keep_their_values(function, count):
+    """Regression: no element equalled the maximum, gradients were 0 / 0, and no noise explained a right graph."""
+    x = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+    for seed in range(3):
+        assert Noisy(fx.symbolic_trace(function), seed).run(x) == count
+
+
+def test_products_are_moved():
+    x = torch.randn(4, 4)
+    module = fx.symbolic_trace(lambda x: aten.mul.Tensor(x, 3.3))
+    moved = [Noisy(module, seed).run(x.clone()) for seed in range(2)]
+    assert not torch.equal(moved[0], moved[1])
+    torch.testing.assert_close(moved[0], x * 3.3)

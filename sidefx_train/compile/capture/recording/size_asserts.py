@@ -7,6 +7,7 @@ recorded as a slice, and Inductor's code does not raise where eager's kernel doe
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,17 +26,38 @@ aten = torch.ops.aten
 
 def assert_sizes(tracer: GraphTracer) -> bool:
     """Asserts the noted requirements; returns False if the graph cannot express one of them."""
+    conditions = compat.deferred_conditions(tracer.fake_mode.shape_env)
+    if not conditions:
+        return True
     numbers = _Numbers(tracer)
     with compat.no_recording():
-        for condition in compat.deferred_conditions(tracer.fake_mode.shape_env):
+        for condition in conditions:
             if not any(map(numbers.knows, condition.free_symbols)):
                 continue  # of memory offsets of a result: true of what the kernel makes
             try:
                 holds = compat.interpret_symbolic(numbers, numbers.values(condition), condition)
-            except NotImplementedError:
+            except (NotImplementedError, KeyError):  # a KeyError for a function that the interpreter does not know
                 return False
             numbers.append(RUNTIME_ASSERT, holds, True)
     return True
+
+
+_OPERATORS = {
+    "add": aten.add.Tensor,
+    "mul": aten.mul.Tensor,
+    "maximum": aten.maximum.default,
+    "minimum": aten.minimum.default,
+    "eq": aten.eq.Tensor,
+    "ne": aten.ne.Tensor,
+    "lt": aten.lt.Tensor,
+    "le": aten.le.Tensor,
+    "gt": aten.gt.Tensor,
+    "ge": aten.ge.Tensor,
+    "and_": aten.logical_and.default,
+    "or_": aten.logical_or.default,
+    "not_": aten.logical_not.default,
+}
+"""By the name of the method that torch's interpreter of symbolic expressions calls."""
 
 
 class _Unknown(NotImplementedError, AttributeError):
@@ -45,7 +67,7 @@ class _Unknown(NotImplementedError, AttributeError):
 class _Numbers:
     """Computes symbolic integers and conditions as 0-dim tensors of the graph.
 
-    Torch's interpreter of symbolic expressions calls the methods. Others, such as those of floats, raise.
+    Torch's interpreter of symbolic expressions calls its methods. Others than those of integers raise.
 
     Args:
         tracer: tracer of the capture.
@@ -70,7 +92,9 @@ class _Numbers:
         return symbol in self._nodes or symbol in self._sizes
 
     def __getattr__(self, name: str) -> Any:
-        raise _Unknown(name)
+        if name not in _OPERATORS:
+            raise _Unknown(name)
+        return partial(self.append, _OPERATORS[name])
 
     def values(self, condition: Any) -> dict[Any, fx.Node]:
         """Returns the 0-dim integer tensor of each symbol of a condition.
@@ -110,12 +134,6 @@ class _Numbers:
         value = bool(value) if dtype is torch.bool else int(value)
         return self.append(aten.scalar_tensor.default, value, dtype=dtype, device=torch.device("cpu"))
 
-    def add(self, x: fx.Node, y: fx.Node) -> fx.Node:
-        return self.append(aten.add.Tensor, x, y)
-
-    def mul(self, x: fx.Node, y: fx.Node) -> fx.Node:
-        return self.append(aten.mul.Tensor, x, y)
-
     def floordiv(self, x: fx.Node, y: fx.Node) -> fx.Node:
         return self.append(aten.div.Tensor_mode, x, self._divisor(y), rounding_mode="floor")
 
@@ -127,36 +145,3 @@ class _Numbers:
     def _divisor(self, y: fx.Node) -> fx.Node:
         """Replaces 0 by 1: another condition says that the divisor is not 0, and a kernel would raise."""
         return self.append(aten.where.ScalarSelf, self.append(aten.eq.Scalar, y, 0), 1, y)
-
-    def maximum(self, x: fx.Node, y: fx.Node) -> fx.Node:
-        return self.append(aten.maximum.default, x, y)
-
-    def minimum(self, x: fx.Node, y: fx.Node) -> fx.Node:
-        return self.append(aten.minimum.default, x, y)
-
-    def eq(self, x: fx.Node, y: fx.Node) -> fx.Node:
-        return self.append(aten.eq.Tensor, x, y)
-
-    def ne(self, x: fx.Node, y: fx.Node) -> fx.Node:
-        return self.append(aten.ne.Tensor, x, y)
-
-    def lt(self, x: fx.Node, y: fx.Node) -> fx.Node:
-        return self.append(aten.lt.Tensor, x, y)
-
-    def le(self, x: fx.Node, y: fx.Node) -> fx.Node:
-        return self.append(aten.le.Tensor, x, y)
-
-    def gt(self, x: fx.Node, y: fx.Node) -> fx.Node:
-        return self.append(aten.gt.Tensor, x, y)
-
-    def ge(self, x: fx.Node, y: fx.Node) -> fx.Node:
-        return self.append(aten.ge.Tensor, x, y)
-
-    def and_(self, x: fx.Node, y: fx.Node) -> fx.Node:
-        return self.append(aten.logical_and.default, x, y)
-
-    def or_(self, x: fx.Node, y: fx.Node) -> fx.Node:
-        return self.append(aten.logical_or.default, x, y)
-
-    def not_(self, x: fx.Node) -> fx.Node:
-        return self.append(aten.logical_not.default, x)

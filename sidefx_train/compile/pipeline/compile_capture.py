@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -485,7 +486,8 @@ def bind(captured: Captured, executable: Executable, checks: dict[str, Any], con
         replay.__globals__["run"] = _until_proven(executable.run, replay.__globals__)
     replay = _behind(late, replay)
     if captured.suspension is not None and not context.is_part:
-        replay = driven(replay, context.rest_computes if captured.suspension.point.native else None)
+        native = captured.suspension.point.native
+        replay = driven(replay, partial(compat.watched, on_computing=context.rest_computes) if native else None)
     fetch = _behind(late, link(captured.residual, captured.name, bindings, measuring=True))
     return Entry(replay, fetch, (*captured.guards, *late), captured, executable, bindings)
 

@@ -7,7 +7,6 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.dispatch import code_info
 from sidefx_train.compile.capture.interpreter.exceptions import of_the_program
 from sidefx_train.compile.capture.resume.bridge import Landing
@@ -154,20 +153,23 @@ class Crossing:
         return self._frames.bridge(self._position, self._states)
 
 
-def driven(replay: Callable[..., Any], rest_computes: Callable[[], None] | None) -> Callable[..., Any]:
+def driven(
+    replay: Callable[..., Any], run_rest: Callable[[Callable[[], Any]], Any] | None = None
+) -> Callable[..., Any]:
     """Wraps a replay: if its part is suspended, the driver continues it after the part has been released.
 
     Args:
         replay: the replay.
-        rest_computes: called whenever the rest of the step computes with tensors; ``None`` if it is captured.
+        run_rest: calls a function without arguments that runs the rest of the step natively, and returns its result;
+            ``None`` if the rest is captured.
     """
 
     def drive(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = replay(args, kwargs)
         if type(out) is not Again:
             return out
-        if rest_computes is None:
+        if run_rest is None:
             return out.frames.drive(out.states)
-        return compat.watched(functools.partial(out.frames.drive, out.states), rest_computes)
+        return run_rest(functools.partial(out.frames.drive, out.states))
 
     return drive

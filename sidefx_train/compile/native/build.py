@@ -292,12 +292,13 @@ def _load(wanted: _Module) -> ModuleType | None:
 
 
 def _find_tensor_words(module: ModuleType) -> None:
-    """Passes the module a tensor with hooks, so that it finds their location in memory."""
-    probe = torch.zeros(1, requires_grad=True)
-    probe.register_hook(_no_hook)
-    probe.register_post_accumulate_grad_hook(_no_hook)
-    hooks, late = compat.hooks_of(probe)
-    module.find_tensor_words(probe, compat.tensor_impl_address(probe), hooks, late)
+    """Passes the module a tensor with hooks, so that it finds their location in memory. A capture may be running."""
+    with compat.outside_tracing():
+        probe = torch.zeros(1, requires_grad=True)
+        probe.register_hook(_no_hook)
+        probe.register_post_accumulate_grad_hook(_no_hook)
+        hooks, late = compat.hooks_of(probe)
+        module.find_tensor_words(probe, compat.tensor_impl_address(probe), hooks, late)
 
 
 def _no_hook(_: torch.Tensor) -> None:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 import sidefx_train
 from sidefx_train.compile.capture.recording import warning_watch
-from sidefx_train.compile.native import guards_module
+from sidefx_train.compile.native import build, guards_module
 
 
 @pytest.fixture(params=["hook", "profile"])
@@ -97,6 +97,31 @@ def test_warnings_of_torch_are_replayed(way):
         with pytest.warns(UserWarning, match="Implicit dimension choice for softmax"):
             captured(torch.ones(2, 2))
     assert captured.report().replays >= 2
+
+
+def test_a_native_module_that_is_loaded_in_a_capture_is_not_recorded(monkeypatch):
+    """Regression: the tensor by which the module finds its way was an operation of the graph, whose key changed."""
+    native, counts = guards_module(), []
+    if native is None:
+        pytest.skip("native modules cannot be built here")
+
+    def loaded():
+        build._find_tensor_words(native)
+        return native
+
+    for load in (lambda: native, loaded):
+        monkeypatch.setattr(warning_watch, "guards_if_stored", load)
+        weight = torch.nn.Parameter(torch.ones(2))
+        optimizer = torch.optim.Adam([weight])
+
+        def step(x, weight=weight, optimizer=optimizer):
+            (weight * x).sum().backward()
+            optimizer.step()
+
+        captured = sidefx_train.compile(step, backend="eager")
+        captured(torch.ones(2))
+        counts.append(captured.report().captures[0].nodes["capture"])
+    assert counts[0] == counts[1] and native.tensors_readable()
 
 
 def test_a_profile_function_of_the_user_does_not_hide_them(monkeypatch):

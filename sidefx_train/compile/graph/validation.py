@@ -175,9 +175,7 @@ class _Check:
         elif isinstance(known, torch.Tensor) and isinstance(made, torch.Tensor):
             if compat.mode_of(known) is not self.fake_mode:
                 self.fail(node, "has metadata of another capture")
-            for name, fact in _FACTS.items():
-                if name == "stride" and self.functional:  # those of dimensions of size 1 select nothing
-                    fact = _read_strides
+            for name, fact in (_FUNCTIONAL_FACTS if self.functional else _FACTS).items():
                 if not _agree(fact(known), fact(made)):
                     self.fail(node, f"has {name} {fact(known)} by its metadata, and makes {fact(made)}")
         elif known is not None and type(known) is not type(made):
@@ -206,6 +204,8 @@ _FACTS: dict[str, Any] = {
     "layout": lambda t: t.layout,
     "stride": lambda t: tuple(t.stride()) if t.layout is torch.strided and 0 not in t.shape else (),
 }
+_FUNCTIONAL_FACTS = _FACTS | {"stride": _read_strides}
+"""In a functional graph, strides of dimensions of size 1 select nothing."""
 
 
 def _agree(a: Any, b: Any) -> bool:

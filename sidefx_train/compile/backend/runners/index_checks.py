@@ -11,11 +11,18 @@ from sidefx_train.compile.native import native_module
 
 
 def index_checker(check: IndexCheck, given: GraphInput) -> Callable[[torch.Tensor], None]:
-    """Returns a function that raises ``IndexError`` if eager could raise for the values of an index input."""
-    low, high, ignore = check.low, check.high, check.ignore
-    used, source = _selection(check), given.source
+    """Returns a function that raises ``IndexError`` if eager could raise for the used values of an index input."""
+    used = _selection(check)
+    if used is None:
+        return _checker(check, given.example, given.source)
     static = all(isinstance(size, int) for size in given.example.shape)
-    example = used(given.example) if used is not None and static else given.example
+    check_part = _checker(check, used(given.example).contiguous() if static else given.example, given.source)
+    return lambda index: check_part(used(index).contiguous())
+
+
+def _checker(check: IndexCheck, example: torch.Tensor, source: str) -> Callable[[torch.Tensor], None]:
+    """Returns a check of all values of tensors like ``example``."""
+    low, high, ignore = check.low, check.high, check.ignore
 
     def thorough(index: torch.Tensor) -> None:
         bad = (index < low) | (index >= high)
@@ -26,18 +33,10 @@ def index_checker(check: IndexCheck, given: GraphInput) -> Callable[[torch.Tenso
             raise IndexError(f"{source} holds {value}, which is outside [{low}, {high})")
 
     native = native_module()
-    fits = static and example.dtype == torch.int64
-    if native is None or not fits or (used is None and not example.is_contiguous()):
-        return thorough if used is None else lambda index: thorough(used(index))
+    fits = example.dtype == torch.int64 and example.is_contiguous() and isinstance(example.numel(), int)
+    if native is None or not fits:
+        return thorough
     bad_index, numel, allowed = native.bad_index, example.numel(), low if ignore is None else ignore
-    if used is not None:
-
-        def quick_on_part(index: torch.Tensor) -> None:
-            part = used(index).contiguous()
-            if bad_index(part, numel, low, high, allowed):
-                thorough(part)
-
-        return quick_on_part
 
     def quick(index: torch.Tensor) -> None:
         if bad_index(index, numel, low, high, allowed):

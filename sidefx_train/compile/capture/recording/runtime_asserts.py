@@ -71,7 +71,7 @@ def grant_finite(tracer: GraphTracer, number: Any, *, infinite: bool, nan: bool)
             return False
         for asked, op in ((infinite, aten.isinf.default), (nan, aten.isnan.default)):
             if asked:
-                _append(tracer, RUNTIME_ASSERT, _append(tracer, op, value), False)
+                append(tracer, RUNTIME_ASSERT, append(tracer, op, value), False)
     return True
 
 
@@ -89,7 +89,7 @@ def _compared(tracer: GraphTracer, condition: torch.SymBool, holds: bool) -> boo
         operands = [numbers.of(arg) for arg in node.args]
         if None in operands:
             return False
-        _append(tracer, RUNTIME_ASSERT, _append(tracer, op, *operands), holds)
+        append(tracer, RUNTIME_ASSERT, append(tracer, op, *operands), holds)
     return True
 
 
@@ -125,19 +125,17 @@ class _Tensors:
         if type(number) is not float and not _is_exact(number):
             return None
         place = {"dtype": self._dtype, "device": torch.device("cpu")}
-        return _append(self._tracer, aten.scalar_tensor.default, number, **place)
+        return append(self._tracer, aten.scalar_tensor.default, number, **place)
 
     def _from(self, node: fx.Node) -> fx.Node | None:
         if node.target is aten._local_scalar_dense.default:
-            graph, given = self._tracer.graph, node.args[0]
-            if given.meta["val"].dtype.is_floating_point != self._dtype.is_floating_point:  # type: ignore[union-attr]
+            given = node.args[0].meta["val"]  # type: ignore[union-attr]
+            if given.dtype.is_floating_point != self._dtype.is_floating_point:
                 return None
-            with graph.inserting_after(node):  # later nodes may write to the tensor
-                place = {"dtype": self._dtype, "device": torch.device("cpu")}
-                return emit(graph, self._tracer.fake_mode, aten._to_copy.default, given, **place)
+            return copy_of_item(self._tracer, node, self._dtype)
         op = _ARITHMETIC.get(node.target)  # type: ignore[arg-type]
         operands = [self.of(arg) for arg in node.args] if op is not None else [None]
-        return None if None in operands else _append(self._tracer, op, *operands)
+        return None if None in operands else append(self._tracer, op, *operands)
 
 
 _ARITHMETIC = {
@@ -151,6 +149,14 @@ _ARITHMETIC = {
 """Operations that never raise and whose result in double precision is Python's."""
 
 
-def _append(tracer: GraphTracer, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
+def copy_of_item(tracer: GraphTracer, item: fx.Node, dtype: torch.dtype) -> fx.Node:
+    """Returns a copy of the tensor that an ``item()`` reads, made there: later nodes may write to the tensor."""
+    with tracer.graph.inserting_after(item):
+        place = {"dtype": dtype, "device": torch.device("cpu")}
+        return emit(tracer.graph, tracer.fake_mode, aten._to_copy.default, item.args[0], **place)
+
+
+def append(tracer: GraphTracer, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    """Adds an operation at the end of the graph."""
     with tracer.graph.inserting_after(tracer.last_node()):
         return emit(tracer.graph, tracer.fake_mode, op, *args, **kwargs)

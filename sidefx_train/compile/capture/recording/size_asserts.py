@@ -14,8 +14,8 @@ import torch
 from torch import fx
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.recording.runtime_asserts import append, copy_of_item
 from sidefx_train.compile.common.type_checks import safe_isinstance
-from sidefx_train.compile.graph.fx_utils import emit
 from sidefx_train.compile.ops.runtime_assert import RUNTIME_ASSERT
 
 if TYPE_CHECKING:
@@ -105,9 +105,7 @@ class _Numbers:
         return {symbol: self._tensor(symbol) for symbol in condition.free_symbols}
 
     def append(self, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        tracer = self._tracer
-        with tracer.graph.inserting_after(tracer.last_node()):
-            return emit(tracer.graph, tracer.fake_mode, op, *args, **kwargs)
+        return append(self._tracer, op, *args, **kwargs)
 
     def _tensor(self, symbol: Any) -> fx.Node:
         if not self.knows(symbol):
@@ -121,12 +119,9 @@ class _Numbers:
         return self._tensors[symbol]
 
     def _of(self, node: fx.Node) -> fx.Node:
-        place = {"dtype": torch.int64, "device": torch.device("cpu")}
-        if node.target is not aten._local_scalar_dense.default:
-            return self.append(aten.scalar_tensor.default, node, **place)
-        graph = self._tracer.graph
-        with graph.inserting_after(node):  # later nodes may write to the tensor
-            return emit(graph, self._tracer.fake_mode, aten._to_copy.default, node.args[0], **place)
+        if node.target is aten._local_scalar_dense.default:
+            return copy_of_item(self._tracer, node, torch.int64)
+        return self.append(aten.scalar_tensor.default, node, dtype=torch.int64, device=torch.device("cpu"))
 
     def constant(self, value: Any, dtype: torch.dtype) -> fx.Node:
         if dtype not in (torch.int64, torch.bool) or abs(value) >= 2**63:

@@ -16,12 +16,18 @@ from sidefx_train.compile.capture.recording import warning_watch
 from sidefx_train.compile.native import build, guards_module
 
 
+@pytest.fixture
+def native():
+    module = guards_module()
+    if module is None:
+        pytest.skip("native modules cannot be built here")
+    return module
+
+
 @pytest.fixture(params=["hook", "profile"])
 def way(request, monkeypatch):
-    native = guards_module() if request.param == "hook" else None
-    if request.param == "hook" and native is None:
-        pytest.skip("native modules cannot be built here")
-    monkeypatch.setattr(warning_watch, "guards_if_stored", lambda: native)
+    module = request.getfixturevalue("native") if request.param == "hook" else None
+    monkeypatch.setattr(warning_watch, "guards_if_stored", lambda: module)
     return request.param
 
 
@@ -99,11 +105,9 @@ def test_warnings_of_torch_are_replayed(way):
     assert captured.report().replays >= 2
 
 
-def test_a_native_module_that_is_loaded_in_a_capture_is_not_recorded(monkeypatch):
+def test_a_native_module_that_is_loaded_in_a_capture_is_not_recorded(native, monkeypatch):
     """Regression: the tensor by which the module finds its way was an operation of the graph, whose key changed."""
-    native, counts = guards_module(), []
-    if native is None:
-        pytest.skip("native modules cannot be built here")
+    counts = []
 
     def loaded():
         build._find_tensor_words(native)
@@ -124,10 +128,7 @@ def test_a_native_module_that_is_loaded_in_a_capture_is_not_recorded(monkeypatch
     assert counts[0] == counts[1] and native.tensors_readable()
 
 
-def test_a_profile_function_of_the_user_does_not_hide_them(monkeypatch):
-    native = guards_module()
-    if native is None:
-        pytest.skip("native modules cannot be built here")
+def test_a_profile_function_of_the_user_does_not_hide_them(native):
     captured, seen = sidefx_train.compile(of_a_softmax, backend="eager"), []
 
     def profile(frame, event, called):

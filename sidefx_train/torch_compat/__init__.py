@@ -55,6 +55,7 @@ from sidefx_train.torch_compat.fake_tensors import alias_fake as alias_fake
 from sidefx_train.torch_compat.fake_tensors import data_dependent_errors as data_dependent_errors
 from sidefx_train.torch_compat.fake_tensors import fake_constant as fake_constant
 from sidefx_train.torch_compat.fake_tensors import fake_counted as fake_counted
+from sidefx_train.torch_compat.fake_tensors import fake_elsewhere as fake_elsewhere
 from sidefx_train.torch_compat.fake_tensors import fake_of as fake_of
 from sidefx_train.torch_compat.fake_tensors import fake_snapshot as fake_snapshot
 from sidefx_train.torch_compat.fake_tensors import fake_transposed as fake_transposed
@@ -120,6 +121,12 @@ from sidefx_train.torch_compat.inductor.options import inductor_decompositions a
 from sidefx_train.torch_compat.inductor.options import inductor_options as inductor_options
 from sidefx_train.torch_compat.inductor.options import inductor_settings as inductor_settings
 from sidefx_train.torch_compat.inductor.options import known_inductor_options as known_inductor_options
+from sidefx_train.torch_compat.inductor.patching import replaced as replaced
+from sidefx_train.torch_compat.inductor.simulated_cuda import binary as binary
+from sidefx_train.torch_compat.inductor.simulated_cuda import launch as launch
+from sidefx_train.torch_compat.inductor.simulated_cuda import math_library as math_library
+from sidefx_train.torch_compat.inductor.simulated_cuda import on_cpu as on_cpu
+from sidefx_train.torch_compat.inductor.simulated_cuda import simulated_cuda as simulated_cuda
 from sidefx_train.torch_compat.inductor.speedups import codegen_parts as codegen_parts
 from sidefx_train.torch_compat.inductor.speedups import linear_step as linear_step
 from sidefx_train.torch_compat.op_overloads import BINDING as BINDING

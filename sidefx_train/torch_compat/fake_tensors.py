@@ -16,6 +16,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from sidefx_train.torch_compat.autograd import below_autograd, creation_of, set_creation, set_version, training_kernels
 from sidefx_train.torch_compat.recording import no_recording
 from sidefx_train.torch_compat.symbols import _NamedSource
+from sidefx_train.torch_compat.tensors import storage_id
 
 
 def new_fake_mode(shape_env: ShapeEnv) -> FakeTensorMode:
@@ -127,6 +128,24 @@ def set_memory(fake: torch.Tensor, other: torch.Tensor) -> None:
     place = (other.untyped_storage(), other.storage_offset(), fake.shape, fake.stride())
     with below_autograd(), no_recording():
         torch.ops.aten.set_.source_Storage_storage_offset(fake, *place)
+
+
+def fake_elsewhere(fake: torch.Tensor, device: torch.device, storages: dict[int, torch.Tensor]) -> torch.Tensor:
+    """Returns a fake tensor like another, on a device; called in the fake mode and without gradients.
+
+    Args:
+        fake: the other.
+        device: where the new one is.
+        storages: by the storage of the other, a tensor on the device that owns the new one's; extended.
+    """
+    key = storage_id(fake)
+    if key not in storages:
+        storages[key] = torch.empty(fake.untyped_storage().nbytes(), dtype=torch.uint8, device=device)
+    made = torch.empty(0, dtype=fake.dtype, device=device)
+    place = (storages[key].untyped_storage(), fake.storage_offset(), fake.shape, fake.stride())
+    torch.ops.aten.set_.source_Storage_storage_offset(made, *place)
+    made = torch._conj(made) if fake.is_conj() else made
+    return torch._neg_view(made) if fake.is_neg() else made
 
 
 def data_dependent_errors() -> tuple[type[BaseException], ...]:

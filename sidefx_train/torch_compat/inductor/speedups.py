@@ -176,6 +176,7 @@ def _skip_bounds() -> Changes:
     from torch._inductor.virtualized import V
 
     def unless_looked_up(before: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(before)  # with the function that clears its cache
         def bounds(body: Any) -> Any:
             return _NoBounds if isinstance(V.kernel, cpp.CppKernel) and not body.indirect_vars else before(body)
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from sidefx_train.bench.workloads import Batch, Workload
+from sidefx_train.bench.hand_graph import HandGraph
+from sidefx_train.bench.workloads import Batch, Unavailable, Workload
 from sidefx_train.compile.api import compile_step
 
 Step = Callable[[Batch], torch.Tensor]
@@ -46,8 +47,30 @@ def torch_compile_both(workload: Workload) -> Step:
     return _torch_compile(workload, workload.optimizer(False), compile_update=True)
 
 
-def _torch_compile(workload: Workload, optimizer: Any, compile_update: bool) -> Step:
-    compiled_loss = torch.compile(lambda batch: workload.loss(workload.model, batch))
+def torch_compile_cuda_graphs(workload: Workload) -> Step:
+    """As :func:`torch_compile_loss`, with torch's CUDA graphs."""
+    compiled = _torch_compile(workload, workload.optimizer(True), compile_update=False, mode="reduce-overhead")
+
+    def train_step(batch: Batch) -> torch.Tensor:
+        torch.compiler.cudagraph_mark_step_begin()
+        return compiled(batch)
+
+    return train_step
+
+
+def hand_graph(workload: Workload) -> Step:
+    """The step of :func:`eager` as one CUDA graph, recorded by hand.
+
+    Raises:
+        Unavailable: the workload is not on a CUDA device.
+    """
+    if not workload.batches[0][0].is_cuda:
+        raise Unavailable("CUDA graphs need a CUDA device")
+    return HandGraph(_train_step(workload, workload.optimizer(True, capturable=True)), workload.batches[0])
+
+
+def _torch_compile(workload: Workload, optimizer: Any, compile_update: bool, mode: str | None = None) -> Step:
+    compiled_loss = torch.compile(lambda batch: workload.loss(workload.model, batch), mode=mode)
     update = torch.compile(optimizer.step) if compile_update else optimizer.step
 
     def train_step(batch: Batch) -> torch.Tensor:
@@ -66,5 +89,13 @@ CONTENDERS: dict[str, Callable[[Workload], Step]] = {
     REFERENCE: eager,
     "torch.compile(loss)": torch_compile_loss,
     "torch.compile(loss)+opt": torch_compile_both,
+    "reduce-overhead": torch_compile_cuda_graphs,
+    "hand-graph": hand_graph,
     "sidefx": sidefx,
 }
+
+ON_DEVICE = {
+    "cpu": [REFERENCE, "torch.compile(loss)", "torch.compile(loss)+opt", "sidefx"],
+    "cuda": [REFERENCE, "torch.compile(loss)", "reduce-overhead", "hand-graph", "sidefx"],
+}
+"""Contenders that are compared on a device."""

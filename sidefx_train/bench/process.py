@@ -1,7 +1,7 @@
 """A contender in a separate process, interleaved with others after its first steps.
 
-The processes of a workload are started one after the other, and each runs its first steps alone. Then each in rotation
-runs steps for a short time while the others wait: a slowdown of the machine for seconds affects all of them.
+First steps run alone or beside those of others (rounds.py). Then each process in rotation runs steps for a short time
+while the others wait: a slowdown of the machine for seconds affects all of them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ Run = dict[str, Any]
 
 SLICE_SECONDS = 0.15
 """Approximate duration of one interleaved run of steps."""
+
+LOG_CHARACTERS = 4000
 
 READY, GO, END = "ready", "go", "end"
 """Messages: from the process when it is ready; to it, to run steps, which it answers with the seconds of a step; to it,
@@ -50,8 +52,8 @@ class Process:
         self._said = b""
 
     def becomes_ready(self) -> bool:
-        """Waits for its first steps; returns False if it ends before, or takes too long."""
-        return self._line() == READY
+        """Waits for its first steps; returns False if it ends before, or takes too long since its start."""
+        return self._line(self._started + self._timeout) == READY
 
     def run_slice(self) -> bool:
         """Runs steps for a short time; returns False if the process has failed."""
@@ -75,6 +77,8 @@ class Process:
         run: Run = {"status": "failed", "note": self._failure or f"exit: {self._process.returncode}"}
         if self._result.exists() and not self._failure:
             run = json.loads(self._result.read_text())
+        if run["status"] == "failed":
+            run["log"] = self.log()[-LOG_CHARACTERS:]
         return {**run, "slices": self._steps, "process_s": time.perf_counter() - self._started}
 
     def close(self) -> None:
@@ -84,7 +88,7 @@ class Process:
 
     def log(self) -> str:
         """Its other output."""
-        return self._log.read_text()
+        return self._log.read_text(errors="replace")
 
     def _tell(self, text: str) -> bool:
         assert self._process.stdin is not None
@@ -95,14 +99,14 @@ class Process:
             return False
         return True
 
-    def _line(self) -> str:
-        """Returns its next message; empty at its end, or after the timeout."""
+    def _line(self, until: float | None = None) -> str:
+        """Returns its next message; empty at its end, or after the timeout if ``until`` is no other time."""
         assert self._process.stdout is not None
         stream = self._process.stdout.fileno()
-        until = time.perf_counter() + self._timeout
+        until = time.perf_counter() + self._timeout if until is None else until
         while b"\n" not in self._said:
-            left = until - time.perf_counter()
-            if left <= 0 or not select.select([stream], [], [], left)[0]:
+            left = max(0.0, until - time.perf_counter())
+            if not select.select([stream], [], [], left)[0]:
                 self._give_up()
                 return ""
             more = os.read(stream, 4096)

@@ -3,23 +3,32 @@
 The contenders of a workload alternate every fraction of a second, and their order rotates from round to round, so a
 slowdown of the machine affects all of them. Every pair has its own compiler caches in a temporary folder: round 0 is
 cold, later rounds are warm.
+
+On the CPU, first steps run one after the other. On CUDA, where compiling takes most of the time, those of several
+workloads run at once, as many as fit into the device's memory, and no step is timed before all of them are done.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sidefx_train.bench.process import SLICE_SECONDS, Process, Run
+from sidefx_train.bench.workloads import DEVICE_GIB
 
 REFERENCE = "eager"
 
 LEAST_SLICES = 5
+
+COMPILE_THREADS = 4
+"""Compiling processes of each contender where contenders compile at once."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +43,9 @@ class Plan:
         seconds: steady-state seconds of each process.
         timeout: seconds of first steps, or of an interleaved run, after which a process counts as failed.
         verbose: print the output of failed processes.
+        device: ``"cpu"`` or ``"cuda"``.
+        device_gib: memory of a device that runs first steps of several processes at once; 0: they run one by one.
+        limit: seconds after which no further process is started, and first steps still running have failed.
     """
 
     suite: str
@@ -43,6 +55,9 @@ class Plan:
     seconds: float = 1.2
     timeout: float = 600.0
     verbose: bool = False
+    device: str = "cpu"
+    device_gib: float = 0.0
+    limit: float = math.inf
 
     @property
     def slices(self) -> int:
@@ -64,49 +79,72 @@ def order(contenders: list[str], round_index: int) -> list[str]:
     return [*others[:at], REFERENCE, *others[at:]]
 
 
+def groups(plan: Plan) -> list[list[str]]:
+    """Returns the workloads, those together whose processes run first steps at once: as many as fit into memory."""
+    found: list[list[str]] = []
+    left = 0.0
+    for workload, contenders in plan.pairs.items():
+        need = DEVICE_GIB.get(workload, 1.0) * len(contenders)
+        if need > left:
+            found.append([])
+            left = plan.device_gib
+        found[-1].append(workload)
+        left -= need
+    return found
+
+
 def measure(plan: Plan, tell: Callable[[Run], None]) -> list[Run]:
     """Runs the plan and returns one dict per process; calls ``tell`` with each as it ends."""
     runs: list[Run] = []
     given_up: set[tuple[str, str]] = set()
+    until = time.perf_counter() + plan.limit
     with tempfile.TemporaryDirectory(prefix="sidefx_bench_") as folder:
         for index in range(plan.rounds):
-            for workload in plan.pairs:
-                for run in _round(plan, workload, index, Path(folder), given_up):
+            for workloads in groups(plan):
+                for run in _round(plan, workloads, index, Path(folder), given_up, until):
                     if run["status"] != "given up":
                         runs.append(run)
                     tell(run)
     return runs
 
 
-def _round(plan: Plan, workload: str, index: int, folder: Path, given_up: set[tuple[str, str]]) -> Iterator[Run]:
-    """Yields the runs of a workload as they end; failed ones are skipped in later rounds."""
-    ready: dict[str, Process] = {}
+def _round(
+    plan: Plan, workloads: list[str], index: int, folder: Path, given_up: set[tuple[str, str]], until: float
+) -> Iterator[Run]:
+    """Yields the runs of workloads as they end; failed ones are skipped in later rounds."""
+    begun: dict[tuple[str, str], Process] = {}
+    plan = replace(plan, timeout=min(plan.timeout, max(0.0, until - time.perf_counter())))
 
-    def ended(contender: str, process: Process) -> Run:
-        run = {**process.end(), "workload": workload, "contender": contender, "round": index}
+    def ended(pair: tuple[str, str]) -> Run:
+        process = begun.pop(pair)
+        run = {**process.end(), "workload": pair[0], "contender": pair[1], "round": index}
         if run["status"] != "ok":
-            given_up.add((workload, contender))
+            given_up.add(pair)
         if run["status"] == "failed" and plan.verbose:
             sys.stderr.write(process.log()[-4000:])
         return run
 
-    with ExitStack() as begun:
-        for contender in order(plan.pairs[workload], index):
-            if (workload, contender) in given_up or (workload, REFERENCE) in given_up:
+    with ExitStack() as started:
+        for workload, contender in [(w, c) for w in workloads for c in order(plan.pairs[w], index)]:
+            pair = (workload, contender)
+            if pair in given_up or (workload, REFERENCE) in given_up or not plan.timeout:
                 yield {"workload": workload, "contender": contender, "round": index, "status": "given up"}
                 continue
-            process = start(plan, workload, contender, index, folder)
-            begun.callback(process.close)
-            if process.becomes_ready():
-                ready[contender] = process
-            else:
-                yield ended(contender, process)
-        for _ in range(plan.slices):
-            for contender, process in list(ready.items()):
-                if not process.run_slice():
-                    yield ended(contender, ready.pop(contender))
-        for contender, process in ready.items():
-            yield ended(contender, process)
+            begun[pair] = start(plan, workload, contender, index, folder)
+            started.callback(begun[pair].close)
+            if not plan.device_gib and not begun[pair].becomes_ready():
+                yield ended(pair)
+        for pair, process in list(begun.items()) if plan.device_gib else ():
+            if not process.becomes_ready():
+                yield ended(pair)
+        for workload in workloads:
+            mine = [pair for pair in begun if pair[0] == workload]
+            for _ in range(plan.slices):
+                for pair in [pair for pair in mine if pair in begun]:
+                    if not begun[pair].run_slice():
+                        yield ended(pair)
+            for pair in [pair for pair in mine if pair in begun]:
+                yield ended(pair)
 
 
 def start(plan: Plan, workload: str, contender: str, index: int, folder: Path) -> Process:
@@ -120,12 +158,15 @@ def start(plan: Plan, workload: str, contender: str, index: int, folder: Path) -
         **{f"{name}_NUM_THREADS": str(plan.threads) for name in ("OMP", "MKL", "OPENBLAS")},
         "TORCHINDUCTOR_CACHE_DIR": str(cache),
         "SIDEFX_CACHE_DIR": str(cache),  # native modules and precompiled headers too, which are shared by default
+        "TRITON_CACHE_DIR": str(cache / "triton"),
         "TORCHINDUCTOR_FX_GRAPH_CACHE": "1",
         "TORCHINDUCTOR_AUTOGRAD_CACHE": "1",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
+    if plan.device_gib:  # processes compile at once
+        environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(COMPILE_THREADS))
     command = [sys.executable, "-m", "sidefx_train.bench.worker", "--suite", plan.suite]
-    command += ["--workload", workload, "--contender", contender]
+    command += ["--workload", workload, "--contender", contender, "--device", plan.device]
     command += ["--threads", str(plan.threads), "--reference", str(folder / f"{workload}.pt"), "--result", str(result)]
     return Process(command, environment, result, log, plan.timeout)

@@ -15,10 +15,23 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from sidefx_train.bench.device import hardware
 from sidefx_train.bench.rounds import REFERENCE, Plan, Run
 from sidefx_train.bench.summary import Row
 
 COLUMNS = ("step ms", "best ms", "x eager", "min..max", "goal", "first s", "warm s", "graphs", "right")
+ON_CUDA = (
+    "step ms",
+    "best ms",
+    "x eager",
+    "host ms",
+    "launches",
+    "CUDA graphs",
+    "copies",
+    "first s",
+    "graphs",
+    "right",
+)
 ONLY_WIDE = ("best ms", "min..max")
 WIDE = 125
 
@@ -28,7 +41,8 @@ def tables(rows: Sequence[Row], goals: dict[str, float], width: int = 140) -> Re
 
     Below ``WIDE`` characters the main table has fewer columns.
     """
-    columns = [name for name in COLUMNS if width >= WIDE or name not in ONLY_WIDE]
+    on_cuda = any(not math.isnan(row.host_s) for row in rows)
+    columns = [name for name in (ON_CUDA if on_cuda else COLUMNS) if width >= WIDE or name not in ONLY_WIDE]
     main = Table(title="x = eager's step / contender's step, median over adjacent runs", box=box.SIMPLE_HEAD)
     for name in ("workload", "contender"):
         main.add_column(name, no_wrap=True)
@@ -64,14 +78,20 @@ def tables(rows: Sequence[Row], goals: dict[str, float], width: int = 140) -> Re
 
 def _memory(rows: Sequence[Row]) -> Table:
     """Returns the memory of a step, and of the process including loaded and compiled code."""
-    table = Table(title="peak memory, MiB: tensors held by a step, and the process", box=box.SIMPLE_HEAD)
+    on_cuda = any(not math.isnan(row.reserved_mb) for row in rows)
+    title = "peak memory, MiB: tensors held by a step, and the process"
+    if on_cuda:
+        title = "peak device memory, MiB: allocated in a step, reserved with CUDA graphs, allocated by the process"
+    table = Table(title=title, box=box.SIMPLE_HEAD)
     for name in ("workload", "contender"):
         table.add_column(name, no_wrap=True)
-    for name in ("step", "of eager's", "process"):
+    for name in ("step", "of eager's", *(("reserved", "of eager's") if on_cuda else ()), "process"):
         table.add_column(name, justify="right")
     for row in rows:
         if row.status == "ok":
-            figures = (row.held_mb, ".1f"), (row.held_ratio, ".2f"), (row.memory_mb, ".0f")
+            figures = [(row.held_mb, ".1f"), (row.held_ratio, ".2f")]
+            figures += [(row.reserved_mb, ".1f"), (row.reserved_ratio, ".2f")] if on_cuda else []
+            figures += [(row.memory_mb, ".0f")]
             table.add_row(row.workload, row.contender, *(_number(*figure) for figure in figures))
     return table
 
@@ -100,13 +120,18 @@ def _cells(row: Row, goals: dict[str, float]) -> dict[str, Text]:
         return {"step ms": Text(row.status, style="red"), "right": Text(row.note[:40])}
     goal = goals.get(row.workload) if row.contender == "sidefx" else None
     reached = goal is None or row.ratio >= goal
-    right = "reference" if row.contender == REFERENCE else "yes" if row.correct else f"NO {row.parameter_error:.0e}"
+    right = "yes" if row.correct else f"NO {row.parameter_error:.0e}" if row.compared else "-"
+    right = "reference" if row.contender == REFERENCE else right
     notes = "" if not row.fallbacks else f" ({row.fallbacks} eager)"
     return {
         "step ms": Text(f"{row.step_s * 1e3:.3f}"),
         "best ms": Text(f"{row.step_min_s * 1e3:.3f}"),
         "x eager": Text(_number(row.ratio, ".2f"), style="" if goal is None else "green" if reached else "red"),
         "min..max": Text(f"{_number(row.ratio_low, '.2f')}..{_number(row.ratio_high, '.2f')}"),
+        "host ms": Text(_number(row.host_ms, ".3f")),
+        "launches": Text(_number(row.launches, ".0f")),
+        "CUDA graphs": Text(_number(row.graph_launches, ".0f")),
+        "copies": Text(_number(row.copies, ".0f")),
         "goal": Text("" if goal is None else f"{goal:.2f}"),
         "first s": Text(_number(row.first_cold_s, ".2f")),
         "warm s": Text(_number(row.first_warm_s, ".2f")),
@@ -128,9 +153,11 @@ def line(run: Run) -> str:
 
 
 def write_json(path: Path, plan: Plan, rows: Sequence[Row], runs: Sequence[Run]) -> None:
+    """Writes how it was measured, the rows, and every run."""
     meta = {
         "python": platform.python_version(),
         "machine": platform.machine(),
+        "device": hardware(plan.device),
         "suite": plan.suite,
         "rounds": plan.rounds,
         "threads": plan.threads,
@@ -142,7 +169,7 @@ def write_json(path: Path, plan: Plan, rows: Sequence[Row], runs: Sequence[Run])
 
 
 def plot(path: Path, rows: Sequence[Row], goals: dict[str, float]) -> None:
-    """Writes an image with bars by workload: speed-up, cold first step, and memory of a step.
+    """Writes an image with bars by workload: speed-up, cold first step, and memory of a step; on CUDA, host time.
 
     A contender has one color in all of them. Speed-ups have the range of their rounds, and goals are dashes.
     """
@@ -153,10 +180,13 @@ def plot(path: Path, rows: Sequence[Row], goals: dict[str, float]) -> None:
 
     workloads = list(dict.fromkeys(row.workload for row in rows))
     contenders = list(dict.fromkeys(row.contender for row in rows if row.status == "ok"))
+    on_cuda = any(not math.isnan(row.host_s) for row in rows)
     panels = {
         "speed-up over eager": ("ratio", True),
+        **({"host time of a step, ms": ("host_ms", False)} if on_cuda else {}),
         "first step with empty caches, s": ("first_cold_s", False),
-        "tensor memory of a step / eager's": ("held_ratio", True),
+        **({"device memory / eager's": ("reserved_ratio", True)} if on_cuda else {}),
+        **({} if on_cuda else {"tensor memory of a step / eager's": ("held_ratio", True)}),
     }
     figure, all_axes = pyplot.subplots(len(panels), figsize=(1.6 * len(workloads) + 2, 3.2 * len(panels)))
     for axes, (label, (figure_name, relative)) in zip(all_axes, panels.items(), strict=True):
@@ -189,7 +219,8 @@ def plot(path: Path, rows: Sequence[Row], goals: dict[str, float]) -> None:
         axes.margins(y=0.12)
     keys: list[Any] = [pyplot.Rectangle((0, 0), 1, 1, color=f"C{index}") for index in range(len(contenders))]
     keys.append(pyplot.Line2D([], [], color="black", linestyle="dashed", linewidth=1.0))
-    figure.legend(keys, [*contenders, "goal of sidefx"], fontsize=8, ncols=len(keys), loc="upper center")
+    labels = [*contenders, *(["goal of sidefx"] if goals else [])]
+    figure.legend(keys[: len(labels)], labels, fontsize=8, ncols=len(labels), loc="upper center")
     figure.tight_layout(rect=(0, 0, 1, 0.97))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
@@ -205,8 +236,7 @@ def _ranges(rows: Sequence[Row]) -> list[list[float]]:
 
 
 def _bar_label(height: float, row: Row) -> str:
-    wrong = row.contender != REFERENCE and not row.correct
-    return "" if math.isnan(height) else f"{height:.2f}{', wrong' if wrong else ''}"
+    return "" if math.isnan(height) else f"{height:.2f}{', wrong' if row.wrong else ''}"
 
 
 def log_to_wandb(folder: Path, rows: Sequence[Row]) -> str:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sidefx_train.bench.rounds import REFERENCE, Plan, Run
+from sidefx_train.bench.workloads import FLOAT32
 
-LOSS_TOLERANCE = 1e-4
-"""Largest absolute difference of the first eight losses from eager's."""
-
-PARAMETER_TOLERANCE = 1e-2
-"""Largest distance from eager's parameters after eight steps, relative to the distance eager covered. Adam divides by
-the root of tiny second moments in its first steps, which amplifies rounding of the last bit to such distances."""
+MEDIANS = ("memory_mb", "held_mb", "reserved_mb", "host_s", "launches", "graph_launches", "copies")
+"""Figures of single runs of which a row has the median."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +21,15 @@ class Row:
 
     Attributes:
         ratio: median over the rounds of the median ratio of two adjacent runs, with the least and largest.
-        memory_mb: MiB of the process at its peak.
-        held_mb: MiB of tensors of one step at its peak.
+        memory_mb: MiB of the process at its peak; on CUDA, MiB that it has allocated on the device.
+        held_mb: MiB of tensors of one step at its peak; on CUDA with parameters.
         held_ratio: the same, relative to eager's.
+        reserved_mb: MiB taken from a CUDA device during a step, CUDA graphs included.
+        reserved_ratio: the same, relative to eager's.
+        host_s: time of a call on CUDA, without waiting for the device.
+        launches: kernels that the host launches in a step on CUDA.
+        graph_launches: CUDA graphs that the host launches in a step.
+        copies: copies and fills of memory that the host starts in a step on CUDA.
         first_cold_s: first step with empty caches.
         first_warm_s: first step of later processes.
         dispatch_s: seconds a captured step spends outside its graph, by part.
@@ -47,8 +51,16 @@ class Row:
     memory_mb: float = math.nan
     held_mb: float = math.nan
     held_ratio: float = math.nan
+    reserved_mb: float = math.nan
+    reserved_ratio: float = math.nan
+    host_s: float = math.nan
+    launches: float = math.nan
+    graph_launches: float = math.nan
+    copies: float = math.nan
     loss_error: float = math.nan
     parameter_error: float = math.nan
+    loss_tolerance: float = FLOAT32.loss
+    parameter_tolerance: float = FLOAT32.parameters
     graphs: int | None = None
     breaks: int | None = None
     fallbacks: int | None = None
@@ -58,7 +70,21 @@ class Row:
 
     @property
     def correct(self) -> bool:
-        return self.loss_error <= LOSS_TOLERANCE and self.parameter_error <= PARAMETER_TOLERANCE
+        return self.loss_error <= self.loss_tolerance and self.parameter_error <= self.parameter_tolerance
+
+    @property
+    def host_ms(self) -> float:
+        return self.host_s * 1e3
+
+    @property
+    def compared(self) -> bool:
+        """Whether there were results of eager to compare with."""
+        return not math.isnan(self.loss_error)
+
+    @property
+    def wrong(self) -> bool:
+        """Whether results differ from eager's."""
+        return self.status == "ok" and self.compared and not self.correct
 
     def to_dict(self) -> dict[str, Any]:
         values = {**asdict(self), "correct": self.correct}
@@ -84,8 +110,8 @@ def _row(workload: str, contender: str, runs: list[Run]) -> Row:
     ratios = [_ratio(eager[run["round"]], run) for run in good if run["round"] in eager]
     cold = [run["first_s"] for run in good if run["round"] == 0]
     warm = [run["first_s"] for run in good if run["round"] > 0]
-    held = _median([run["held_mb"] for run in good if "held_mb" in run])
-    held_by_eager = _median([run["held_mb"] for run in eager.values() if "held_mb" in run])
+    medians = {key: _median_of(key, good) for key in MEDIANS}
+    of_eager = {key: _median_of(key, eager.values()) for key in ("held_mb", "reserved_mb")}
     dispatch = [run["dispatch_s"] for run in good if "dispatch_s" in run]
     return Row(
         workload,
@@ -99,11 +125,13 @@ def _row(workload: str, contender: str, runs: list[Run]) -> Row:
         ratio_high=max(ratios, default=math.nan),
         first_cold_s=_median(cold),
         first_warm_s=_median(warm),
-        memory_mb=_median([run["memory_mb"] for run in good]),
-        held_mb=held,
-        held_ratio=held / held_by_eager if held_by_eager else math.nan,
-        loss_error=max(run["loss_error"] for run in good),
-        parameter_error=max(run["parameter_error"] for run in good),
+        **medians,
+        held_ratio=medians["held_mb"] / (of_eager["held_mb"] or math.nan),
+        reserved_ratio=medians["reserved_mb"] / (of_eager["reserved_mb"] or math.nan),
+        loss_error=max(run.get("loss_error", math.nan) for run in good),
+        parameter_error=max(run.get("parameter_error", math.nan) for run in good),
+        loss_tolerance=good[-1].get("loss_tolerance", FLOAT32.loss),
+        parameter_tolerance=good[-1].get("parameter_tolerance", FLOAT32.parameters),
         graphs=good[-1].get("graphs"),
         breaks=good[-1].get("breaks"),
         fallbacks=good[-1].get("fallbacks"),
@@ -120,6 +148,11 @@ def _row(workload: str, contender: str, runs: list[Run]) -> Row:
 def _ratio(eager: Run, run: Run) -> float:
     """Returns the ratio of eager's step time to that of another process of the same round, run by run."""
     return _median([theirs / mine for theirs, mine in zip(eager["slices"], run["slices"], strict=True)])
+
+
+def _median_of(key: str, runs: Iterable[Run]) -> float:
+    """Returns the median of a figure, of the runs that have it."""
+    return _median([run[key] for run in runs if key in run])
 
 
 def _medians(found: list[dict[str, float]]) -> dict[str, float]:

@@ -5,9 +5,10 @@ What is timed:
 * *first step*: from model and data in memory to the first loss in memory. It includes optimizer, lazy imports, capture,
 code generation and compilation.
 * *step*: after eight first steps and a warm-up, in runs of about 0.15 s interleaved with the other contenders
-(process.py).
-* *peak memory*: the process's high-water mark, without children.
-* *held memory*: the peak of tensor memory of one step (peak_memory.py), after everything that is timed.
+(process.py). Before and after each, the device has run everything.
+* *peak memory*: the process's high-water mark, without children; on CUDA, of the device's memory.
+* *held memory*: the peak of tensor memory of one step (peak_memory.py, device.py), after everything that is timed.
+* *host time*, *launches*: on CUDA (device.py). Launches come last: the figures so far are kept if the profiler fails.
 """
 
 from __future__ import annotations
@@ -16,25 +17,40 @@ import argparse
 import gc
 import json
 import math
+import os
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from sidefx_train.bench.process import GO, READY, SLICE_SECONDS, answers
 
+if TYPE_CHECKING:
+    from sidefx_train.bench.workloads import Tolerance
+
 FIRST_STEPS = 8
 
+Figures = dict[str, Any]
 
-def measure(suite: str, name: str, contender: str, reference: Path, talk: TextIO) -> dict[str, Any]:
-    """Runs and times; compares with the reference values that the first eager run writes to ``reference``."""
+
+REPORT_CHARACTERS = 4000
+
+
+def measure(
+    suite: str, name: str, contender: str, device: str, reference: Path, talk: TextIO, keep: Callable[[Figures], None]
+) -> Figures:
+    """Runs and times; compares with the reference values that the first eager run writes to ``reference``.
+
+    ``keep`` is called with the figures so far, before those that may crash the process.
+    """
     import torch
 
     from sidefx_train.bench import contenders, workloads
-    from sidefx_train.bench.peak_memory import held_mb
+    from sidefx_train.bench.device import host_seconds, launch_counts, release_memory
 
-    workload = workloads.build(suite, name)
+    workload = workloads.build(suite, name, device)
     before = workloads.parameters(workload.model)
     batches = workload.batches
     started = time.perf_counter()
@@ -48,58 +64,105 @@ def measure(suite: str, name: str, contender: str, reference: Path, talk: TextIO
         step.wait()
     gc.collect()
     if contender == contenders.REFERENCE and not reference.exists():
-        torch.save({"before": before, "after": after, "losses": losses}, reference)
-    _run_slices(step, batches, talk)
-    result: dict[str, Any] = {
+        torch.save({"after": after, "changed": _distance(after, before), "losses": losses}, reference)
+    del before
+    release_memory(device)
+    _run_slices(step, batches, device, talk)
+    result: Figures = {
         "status": "ok",
         "losses": losses,
         "first_s": marks[0],
         "first_steps_s": marks[-1],
         "torch": torch.__version__,
     }
-    result.update(_compare(torch.load(reference), losses, after))
-    result.update(_own_figures(step, batches[0]))
-    result["memory_mb"] = peak_memory_mb()
-    result["held_mb"] = held_mb(step, batches[0])
+    result.update(_compare(reference, losses, after, workload.tolerance))
+    _add(result, lambda: _memory(step, batches[0], device))
+    _add(result, lambda: _own_figures(step, batches[0]))
+    if device == "cuda":
+        _add(result, lambda: {"host_s": host_seconds(step, batches, device)})
+        keep(result)
+        _add(result, lambda: launch_counts(step, batches, device))
     return result
 
 
-def _run_slices(step: Any, batches: list[Any], talk: TextIO) -> None:
+def _add(result: Figures, measured: Callable[[], Figures]) -> None:
+    """Adds figures to a result; if they cannot be measured, a note that says why."""
+    try:
+        result.update(measured())
+    except Exception as error:
+        traceback.print_exc()
+        result["note"] = "; ".join(filter(None, (result.get("note"), _text(error))))
+
+
+def _text(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def _run_slices(step: Any, batches: list[Any], device: str, talk: TextIO) -> None:
     """Runs steps at each start message, and answers with the seconds of one; returns at the end message."""
+    from sidefx_train.bench.device import synchronize
+
     done = 0
 
     def steps(count: int) -> float:
         nonlocal done
+        synchronize(device)
         started = time.perf_counter()
         loss = None
         for _ in range(count):
             loss = step(batches[done % len(batches)])
             done += 1
         float(loss)  # type: ignore[arg-type]
+        synchronize(device)
         return (time.perf_counter() - started) / count
 
-    steps(3)
-    count = max(1, round(SLICE_SECONDS / steps(3)))
     print(READY, file=talk)
+    count = 0
     for line in sys.stdin:
         if line.strip() != GO:
             return
         steps(1)  # refills the processor's caches after others ran
+        if not count:  # not before: other processes may compile at that time
+            steps(3)
+            count = max(1, round(SLICE_SECONDS / steps(3)))
         print(steps(count), file=talk)
 
 
-def _compare(reference: dict[str, Any], losses: list[float], after: Any) -> dict[str, Any]:
-    """Returns the largest loss difference, and the parameters' distance from eager's, relative to eager's own."""
-    changed = (reference["after"] - reference["before"]).norm().item()
-    off = (after - reference["after"]).norm().item()
-    differences = [abs(a - b) for a, b in zip(losses, reference["losses"], strict=True)]
+def _compare(reference: Path, losses: list[float], after: Any, tolerance: Tolerance) -> Figures:
+    """Returns the largest loss difference, and the parameters' distance from eager's, relative to eager's own.
+
+    They are missing if eager has failed.
+    """
+    import torch
+
+    allowed = {"loss_tolerance": tolerance.loss, "parameter_tolerance": tolerance.parameters}
+    if not reference.exists():
+        return allowed
+    eager = torch.load(reference)
+    off = _distance(after, eager["after"])
+    differences = [abs(a - b) for a, b in zip(losses, eager["losses"], strict=True)]
     worst = max(math.inf if math.isnan(d) else d for d in differences)
-    return {"loss_error": worst, "parameter_error": off / changed if changed else off}
+    return {**allowed, "loss_error": worst, "parameter_error": off / eager["changed"] if eager["changed"] else off}
 
 
-def _own_figures(step: Any, batch: Any) -> dict[str, Any]:
-    """Returns figures that only a captured step has: graphs, breaks, eager steps, dispatch time."""
-    figures: dict[str, Any] = {}
+def _distance(a: Any, b: Any) -> float:
+    import torch
+
+    return float(torch.linalg.vector_norm(a - b, dtype=torch.float64))
+
+
+def _memory(step: Any, batch: Any, device: str) -> Figures:
+    from sidefx_train.bench.device import device_memory
+    from sidefx_train.bench.peak_memory import held_mb
+
+    if device == "cuda":
+        return {"process_mb": peak_memory_mb(), **device_memory(step, batch)}
+    return {"memory_mb": peak_memory_mb(), "held_mb": held_mb(step, batch)}
+
+
+def _own_figures(step: Any, batch: Any) -> Figures:
+    """Returns figures that only a captured step has: graphs, breaks, eager steps, dispatch time, its report."""
+    figures: Figures = {}
     if hasattr(step, "report"):
         report = step.report()
         figures.update(
@@ -107,6 +170,7 @@ def _own_figures(step: Any, batch: Any) -> dict[str, Any]:
             breaks=len(report.breaks),
             fallbacks=report.fallback_count,
             capture_seconds={k: v for c in report.captures for k, v in c.seconds.items()},
+            report=str(report)[:REPORT_CHARACTERS],
         )
     if hasattr(step, "dispatch_seconds"):
         figures["dispatch_s"] = {k: float(v) for k, v in step.dispatch_seconds(batch).items()}
@@ -129,7 +193,7 @@ def peak_memory_mb() -> float:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("suite", "workload", "contender"):
+    for name in ("suite", "workload", "contender", "device"):
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--reference", type=Path, required=True)
@@ -141,15 +205,22 @@ def main(argv: list[str] | None = None) -> int:
     from sidefx_train.bench.workloads import Unavailable
 
     torch.set_num_threads(args.threads)
+
+    def keep(figures: Figures) -> None:
+        args.result.write_text(json.dumps(figures))
+
     try:
-        result = measure(args.suite, args.workload, args.contender, args.reference, talk)
+        result = measure(args.suite, args.workload, args.contender, args.device, args.reference, talk, keep)
     except Unavailable as reason:
         result = {"status": "skipped", "note": str(reason)}
     except Exception as error:
         traceback.print_exc()
-        result = {"status": "failed", "note": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
+        result = {"status": "failed", "note": _text(error)}
     result.setdefault("memory_mb", peak_memory_mb())
-    args.result.write_text(json.dumps(result))
+    keep(result)
+    if args.device == "cuda":  # the end of such a process takes seconds, for which the next one would wait
+        sys.stderr.flush()
+        os._exit(0)
     return 0
 
 

@@ -3,20 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from sidefx_train.bench.large_models import Llama, ResNet
+
 BATCHES = 4
 """Distinct batches, cycled."""
 
-LR, WEIGHT_DECAY = 1e-3, 1e-2
-SGD_LR, SGD_MOMENTUM = 1e-2, 0.9
+LR, LR_LARGE, WEIGHT_DECAY = 1e-3, 1e-4, 1e-2
+SGD_LR, SGD_LR_LARGE, SGD_MOMENTUM = 1e-2, 1e-3, 0.9
 
 Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Largest differences from eager's results that count as right.
+
+    Attributes:
+        loss: absolute difference of any of the first eight losses.
+        parameters: distance from eager's parameters after eight steps, relative to the distance that eager covered.
+            Adam divides by the root of tiny second moments in its first steps, which amplifies rounding of the last bit
+            to such distances.
+    """
+
+    loss: float
+    parameters: float
+
+
+FLOAT32 = Tolerance(loss=1e-4, parameters=1e-2)
+BFLOAT16 = Tolerance(loss=5e-2, parameters=0.15)
+
+
+class MakeOptimizer(Protocol):
+    """Makes an optimizer over a model's parameters; ``capturable`` ones can be recorded in a CUDA graph."""
+
+    def __call__(self, fused: bool, capturable: bool = False) -> torch.optim.Optimizer: ...
 
 
 @dataclass(frozen=True)
@@ -28,12 +55,14 @@ class Workload:
         loss: ``loss(model, batch)`` -> scalar.
         batches: ``(input, target)`` pairs.
         optimizer: ``optimizer(fused)`` -> torch optimizer over the model's parameters.
+        tolerance: what counts as eager's result.
     """
 
     model: nn.Module
     loss: Callable[[nn.Module, Batch], torch.Tensor]
     batches: list[Batch]
-    optimizer: Callable[[bool], torch.optim.Optimizer]
+    optimizer: MakeOptimizer
+    tolerance: Tolerance = FLOAT32
 
 
 class Attention(nn.Module):
@@ -56,11 +85,16 @@ class Attention(nn.Module):
 
 
 class GPT(nn.Module):
-    def __init__(self, vocabulary: int, width: int, heads: int, layers: int, length: int) -> None:
+    """GPT-2's architecture; ``tied``: the head is the embedding, initialized as GPT-2's."""
+
+    def __init__(self, vocabulary: int, width: int, heads: int, layers: int, length: int, tied: bool = False) -> None:
         super().__init__()
         self.embed, self.position = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         self.blocks = nn.ModuleList(Attention(width, heads) for _ in range(layers))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=not tied)
+        if tied:
+            nn.init.normal_(self.embed.weight, std=0.02)
+            self.head.weight = self.embed.weight
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         x = self.embed(ids) + self.position(torch.arange(ids.shape[1], device=ids.device))
@@ -116,23 +150,43 @@ def classification_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
-def _adamw(model: nn.Module) -> Callable[[bool], torch.optim.Optimizer]:
-    def make(fused: bool) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(model.parameters(), LR, weight_decay=WEIGHT_DECAY, fused=fused or None)
+def bfloat16_loss(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """:func:`classification_loss` under autocast."""
+    with torch.autocast(batch[0].device.type, torch.bfloat16):
+        return classification_loss(model, batch)
+
+
+def _adamw(model: nn.Module, lr: float = LR) -> MakeOptimizer:
+    def make(fused: bool, capturable: bool = False) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(
+            model.parameters(), lr, weight_decay=WEIGHT_DECAY, fused=fused or None, capturable=capturable
+        )
 
     return make
 
 
-def _sgd(model: nn.Module) -> Callable[[bool], torch.optim.Optimizer]:
-    def make(fused: bool) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), SGD_LR, momentum=SGD_MOMENTUM, fused=fused or None)
+def _sgd(model: nn.Module, lr: float = SGD_LR) -> MakeOptimizer:
+    def make(fused: bool, capturable: bool = False) -> torch.optim.Optimizer:  # SGD has no counter on the host
+        return torch.optim.SGD(model.parameters(), lr, momentum=SGD_MOMENTUM, fused=fused or None)
 
     return make
 
 
 def _batches(make: Callable[[torch.Generator], Batch]) -> list[Batch]:
+    """Returns batches on the CPU, also where models are built on another device."""
     generator = torch.Generator().manual_seed(1)
-    return [make(generator) for _ in range(BATCHES)]
+    with torch.device("cpu"):
+        return [make(generator) for _ in range(BATCHES)]
+
+
+def _tokens(vocabulary: int, rows: int, length: int) -> list[Batch]:
+    """Returns ids of shape ``[rows, length]``, with the next ones as flat targets."""
+
+    def batch(generator: torch.Generator) -> Batch:
+        ids = torch.randint(0, vocabulary, (rows, length + 1), generator=generator)
+        return ids[:, :-1].contiguous(), ids[:, 1:].reshape(-1)
+
+    return _batches(batch)
 
 
 def _labelled(*shape: int) -> list[Batch]:
@@ -149,12 +203,25 @@ def mlp(width: int, layers: int, rows: int) -> Workload:
 
 def gpt(vocabulary: int, width: int, heads: int, layers: int, length: int, rows: int) -> Workload:
     model = GPT(vocabulary, width, heads, layers, length)
+    return Workload(model, classification_loss, _tokens(vocabulary, rows, length), _adamw(model))
 
-    def batch(generator: torch.Generator) -> Batch:
-        ids = torch.randint(0, vocabulary, (rows, length + 1), generator=generator)
-        return ids[:, :-1].contiguous(), ids[:, 1:].reshape(-1)
 
-    return Workload(model, classification_loss, _batches(batch), _adamw(model))
+def gpt2(vocabulary: int, width: int, heads: int, layers: int, length: int, rows: int) -> Workload:
+    """GPT-2 with tied weights in bfloat16."""
+    model = GPT(vocabulary, width, heads, layers, length, tied=True)
+    return Workload(model, bfloat16_loss, _tokens(vocabulary, rows, length), _adamw(model, LR_LARGE), BFLOAT16)
+
+
+def llama(vocabulary: int, width: int, heads: int, layers: int, hidden: int, length: int, rows: int) -> Workload:
+    model = Llama(vocabulary, width, heads, layers, hidden, length)
+    return Workload(model, bfloat16_loss, _tokens(vocabulary, rows, length), _adamw(model, LR_LARGE), BFLOAT16)
+
+
+def resnet(depths: tuple[int, ...], width: int, size: int, rows: int) -> Workload:
+    """A ResNet on square images of ``size`` pixels, channels-last in bfloat16."""
+    model = ResNet(depths, width, classes=1000).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    batches = [(x.contiguous(memory_format=torch.channels_last), y) for x, y in _labelled(rows, 3, size, size)]
+    return Workload(model, bfloat16_loss, batches, _sgd(model, SGD_LR_LARGE), BFLOAT16)
 
 
 def cnn(widths: tuple[int, ...], rows: int) -> Workload:
@@ -219,7 +286,30 @@ MEMORY: dict[str, Callable[[], Workload]] = {
 }
 """Workloads whose activations are many times larger than their parameters."""
 
-SUITES: dict[str, dict[str, Callable[[], Workload]]] = {"core": CORE, "memory": MEMORY}
+LAUNCH: dict[str, Callable[[], Workload]] = {
+    "mlp_tiny": CORE["mlp_tiny"],
+    "gpt_tiny": CORE["gpt_tiny"],
+    "gpt_launch": lambda: gpt(vocabulary=256, width=256, heads=8, layers=12, length=128, rows=4),
+}
+"""Workloads in float32 of which a GPU computes a step in less time than Python needs to launch its kernels."""
+
+LARGE: dict[str, Callable[[], Workload]] = {
+    "gpt2_124m": lambda: gpt2(vocabulary=50257, width=768, heads=12, layers=12, length=1024, rows=8),
+    "llama_300m": lambda: llama(vocabulary=32000, width=1024, heads=16, layers=18, hidden=2816, length=1024, rows=4),
+    "resnet50": lambda: resnet(depths=(3, 4, 6, 3), width=64, size=224, rows=64),
+}
+"""Workloads under bfloat16 autocast that keep a GPU busy."""
+
+SUITES: dict[str, dict[str, Callable[[], Workload]]] = {
+    "core": CORE,
+    "memory": MEMORY,
+    "launch": LAUNCH,
+    "large": LARGE,
+    "gpu": {**LAUNCH, **LARGE},
+}
+
+DEVICE_GIB = {"gpt2_124m": 12.0, "llama_300m": 15.0, "resnet50": 7.0}
+"""GiB of device memory that one contender needs at its peak, estimated upwards; 1 for workloads that are not here."""
 
 GOALS = {
     "mlp_tiny": 5.0,
@@ -233,19 +323,20 @@ GOALS = {
 """Required speed-ups of a captured step over eager."""
 
 
-def build(suite: str, name: str) -> Workload:
-    """Returns a workload, always with the same weights and batches."""
+def build(suite: str, name: str, device: str = "cpu") -> Workload:
+    """Returns a workload on a device, always with the same weights and batches."""
     torch.manual_seed(0)
-    workload = SUITES[suite][name]()
+    with torch.device(device):
+        workload = SUITES[suite][name]()
     workload.model.train()
-    return workload
+    return replace(workload, batches=[(x.to(device), y.to(device)) for x, y in workload.batches])
 
 
 def names(suite: str) -> list[str]:
     return list(SUITES[suite])
 
 
-def parameters(model: nn.Module) -> Any:
-    """Returns all parameters and floating buffers in one float64 vector."""
+def parameters(model: nn.Module) -> torch.Tensor:
+    """Returns all parameters and floating buffers in one vector on the CPU."""
     values = [p.detach() for p in model.parameters()] + [b for b in model.buffers() if b.is_floating_point()]
-    return torch.cat([value.double().flatten().cpu() for value in values])
+    return torch.cat([value.float().flatten().cpu() for value in values])

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from sidefx_train.bench import rounds, show, workloads
 from sidefx_train.bench.__main__ import choose, main
-from sidefx_train.bench.contenders import CONTENDERS, REFERENCE
+from sidefx_train.bench.contenders import CONTENDERS, ON_DEVICE, REFERENCE
 from sidefx_train.bench.process import Process
 from sidefx_train.bench.rounds import Plan, order
 from sidefx_train.bench.summary import summarize
@@ -86,7 +86,7 @@ def test_order_rotates_and_starts_with_the_reference():
 
 def test_choose():
     assert choose("core", "mlp_tiny:sidefx") == {"mlp_tiny": ["eager", "sidefx"]}, "a pair"
-    assert choose("core", "lstm") == {"lstm": list(CONTENDERS)}, "a workload"
+    assert choose("core", "lstm") == {"lstm": ON_DEVICE["cpu"]}, "a workload"
     assert set(choose("core", "sidefx")) == set(workloads.CORE), "a contender"
     with pytest.raises(SystemExit, match="nonsense"):
         choose("core", "nonsense")

@@ -12,6 +12,9 @@ from torch.profiler import ProfilerActivity, profile
 
 HOST_STEPS = 20
 
+HOST_SECONDS = 0.5
+"""Time after which no more of these steps are run."""
+
 PROFILED_STEPS = 2
 
 LAUNCHES = {
@@ -56,13 +59,14 @@ def host_seconds(step: Callable[[Any], Any], batches: Sequence[Any], device: str
 
     The device is idle when a call begins, so only a step of more than about 1000 kernels can fill its queue and wait.
     """
-    found = []
-    for index in range(HOST_STEPS):
-        synchronize(device)
-        began = time.perf_counter()
-        step(batches[index % len(batches)])
-        found.append(time.perf_counter() - began)
+    found: list[float] = []
     synchronize(device)
+    until = time.perf_counter() + HOST_SECONDS
+    while len(found) < HOST_STEPS and (not found or time.perf_counter() < until):
+        began = time.perf_counter()
+        step(batches[len(found) % len(batches)])
+        found.append(time.perf_counter() - began)
+        synchronize(device)
     return statistics.median(found)
 
 

@@ -27,6 +27,9 @@ REFERENCE = "eager"
 
 LEAST_SLICES = 5
 
+AT_ONCE = 20
+"""Processes that run first steps at once, for a machine of 16 cores."""
+
 COMPILE_THREADS = 4
 """Compiling processes of each contender where contenders compile at once."""
 
@@ -80,16 +83,19 @@ def order(contenders: list[str], round_index: int) -> list[str]:
 
 
 def groups(plan: Plan) -> list[list[str]]:
-    """Returns the workloads, those together whose processes run first steps at once: as many as fit into memory."""
+    """Returns the workloads, those together whose processes run first steps at once.
+
+    These are as many as fit into the device's memory, and at most ``AT_ONCE`` processes.
+    """
     found: list[list[str]] = []
-    left = 0.0
+    free_gib, free_processes = 0.0, 0
     for workload, contenders in plan.pairs.items():
-        need = DEVICE_GIB.get(workload, 1.0) * len(contenders)
-        if need > left:
+        gib, processes = DEVICE_GIB.get(workload, 1.0) * len(contenders), len(contenders)
+        if gib > free_gib or processes > free_processes:
             found.append([])
-            left = plan.device_gib
+            free_gib, free_processes = plan.device_gib, AT_ONCE
         found[-1].append(workload)
-        left -= need
+        free_gib, free_processes = free_gib - gib, free_processes - processes
     return found
 
 

@@ -138,7 +138,7 @@ def _compare(reference: Path, losses: list[float], after: Any, tolerance: Tolera
     allowed = {"loss_tolerance": tolerance.loss, "parameter_tolerance": tolerance.parameters}
     if not reference.exists():
         return allowed
-    eager = torch.load(reference)
+    eager = torch.load(reference, mmap=True)
     off = _distance(after, eager["after"])
     differences = [abs(a - b) for a, b in zip(losses, eager["losses"], strict=True)]
     worst = max(math.inf if math.isnan(d) else d for d in differences)

@@ -63,8 +63,10 @@ def test_choose():
 def test_workloads_run_together_if_they_fit():
     pairs = choose("gpu", "", "cuda")
     launch = list(workloads.LAUNCH)
-    assert groups(Plan("gpu", pairs, device_gib=70.0)) == [launch, ["gpt2_124m"], ["llama_300m"], ["resnet50"]]
-    assert groups(Plan("gpu", pairs, device_gib=125.0)) == [[*launch, "gpt2_124m"], ["llama_300m", "resnet50"]]
+    large = list(workloads.LARGE)
+    assert groups(Plan("gpu", pairs, device_gib=45.0)) == [launch, *([name] for name in large)], "memory"
+    for gib in (71.0, 125.0, 1000.0):
+        assert groups(Plan("gpu", pairs, device_gib=gib)) == [[*launch, large[0]], large[1:]], "twenty processes"
     assert groups(Plan("gpu", pairs)) == [[name] for name in pairs], "one by one on the CPU"
 
 

@@ -20,7 +20,7 @@ from sidefx_train.bench.hand_graph import HandGraph
 from sidefx_train.bench.process import Process
 from sidefx_train.bench.rounds import Plan, groups
 from sidefx_train.bench.summary import summarize
-from sidefx_train.bench.worker import _add
+from sidefx_train.bench.worker import PART, _add, _compare
 
 PROCESS = """
 import json, sys
@@ -228,6 +228,19 @@ def test_a_figure_that_cannot_be_measured_leaves_the_others():
     _add(result, lambda: {"host_s": 2.0})
     _add(result, fail)
     assert result == {"status": "ok", "first_s": 1.0, "host_s": 2.0, "note": "RuntimeError: no profiler"}
+
+
+def test_results_are_compared_with_eagers(tmp_path):
+    reference, tolerance = tmp_path / "eager.pt", workloads.BFLOAT16
+    after = torch.zeros(PART + 2)
+    allowed = {"loss_tolerance": tolerance.loss, "parameter_tolerance": tolerance.parameters}
+    assert _compare(reference, [1.0], after, tolerance) == allowed, "eager has failed"
+    torch.save({"after": after, "changed": 10.0, "losses": [1.0, 2.0]}, reference)
+    other = after.clone()
+    other[0], other[-1] = 3.0, 4.0
+    errors = {"loss_error": 0.5, "parameter_error": 0.5}
+    assert _compare(reference, [1.5, 2.0], other, tolerance) == {**allowed, **errors}
+    assert _compare(reference, [1.0, math.nan], other, tolerance)["loss_error"] == math.inf
 
 
 def test_figures_of_a_device_are_shown():

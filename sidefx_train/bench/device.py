@@ -18,11 +18,20 @@ HOST_SECONDS = 0.5
 PROFILED_STEPS = 2
 
 LAUNCHES = {
-    "launches": ("cudaLaunchKernel", "cudaLaunchCooperativeKernel", "cuLaunchKernel", "cuLaunchCooperativeKernel"),
+    "launches": (
+        "cudaLaunchKernel",
+        "__cudaLaunchKernel",
+        "cudaLaunchCooperativeKernel",
+        "cuLaunchKernel",
+        "cuLaunchCooperativeKernel",
+    ),
     "graph_launches": ("cudaGraphLaunch", "cuGraphLaunch"),
     "copies": ("cudaMemcpy", "cudaMemset", "cuMemcpy", "cuMemset"),
 }
 """Beginnings of the names of runtime and driver calls that are counted."""
+
+CALLS = ("cuda", "__cuda", "cuLaunch", "cuGraph", "cuMem", "cuStream", "cuEvent")
+"""Beginnings of the names of all calls; those of kernels begin otherwise."""
 
 
 def missing(device: str) -> str:
@@ -88,16 +97,18 @@ def device_memory(step: Callable[[Any], Any], batch: Any) -> dict[str, float]:
     return {"memory_mb": max(life, held) / 2**20, "held_mb": held / 2**20, "reserved_mb": reserved / 2**20}
 
 
-def launch_counts(step: Callable[[Any], Any], batches: Sequence[Any], device: str) -> dict[str, float]:
-    """Returns calls per step by kind (see :data:`LAUNCHES`), as torch's profiler sees them."""
+def launch_counts(step: Callable[[Any], Any], batches: Sequence[Any], device: str) -> dict[str, Any]:
+    """Returns calls per step by kind (see :data:`LAUNCHES`), as torch's profiler sees them, and ``calls`` by name."""
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])
     synchronize(device)
     with profile(activities=activities) as found:
         for batch in batches[:PROFILED_STEPS]:
             step(batch)
         synchronize(device)
-    calls = [(event.key, event.count) for event in found.key_averages()]
-    return {
-        kind: sum(count for key, count in calls if key.startswith(beginnings)) / len(batches[:PROFILED_STEPS])
+    steps = len(batches[:PROFILED_STEPS])
+    calls = {event.key: event.count / steps for event in found.key_averages() if event.key.startswith(CALLS)}
+    kinds = {
+        kind: sum(count for key, count in calls.items() if key.startswith(beginnings))
         for kind, beginnings in LAUNCHES.items()
     }
+    return {**kinds, "calls": calls}

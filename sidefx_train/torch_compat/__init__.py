@@ -123,6 +123,8 @@ from sidefx_train.torch_compat.inductor.options import inductor_settings as indu
 from sidefx_train.torch_compat.inductor.options import known_inductor_options as known_inductor_options
 from sidefx_train.torch_compat.inductor.patching import replaced as replaced
 from sidefx_train.torch_compat.inductor.simulated_cuda import binary as binary
+from sidefx_train.torch_compat.inductor.simulated_cuda import cpu_kernels as cpu_kernels
+from sidefx_train.torch_compat.inductor.simulated_cuda import cuda_guard as cuda_guard
 from sidefx_train.torch_compat.inductor.simulated_cuda import launch as launch
 from sidefx_train.torch_compat.inductor.simulated_cuda import math_library as math_library
 from sidefx_train.torch_compat.inductor.simulated_cuda import on_cpu as on_cpu

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from sidefx_train.compile.gpu.simulation import lower
 from tests.gpu_sim.test_placement import of_optimizer
 
 pytest.importorskip("triton")
-
-from sidefx_train.compile.gpu.simulation import lower
 
 
 def test_kernels_compile_for_the_two_kinds_of_gpu_and_nothing_of_the_device_stays():
@@ -21,4 +20,4 @@ def test_kernels_compile_for_the_two_kinds_of_gpu_and_nothing_of_the_device_stay
         assert [each.kernel for each in made] == [each.name for each in graph.kernels]
         assert all(each.size > 1000 and each.capability == capability for each in made)
     assert {name: value for name, value in vars(torch.cuda).items() if callable(value)} == before
-    assert not torch.cuda.is_available() and torch.Tensor.copy_ is torch._C.TensorBase.copy_
+    assert not torch.cuda.is_available()

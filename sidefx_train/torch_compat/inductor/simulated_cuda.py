@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -46,6 +48,29 @@ def device_properties(capability: int) -> Any:
     )
 
 
+_CUDA, _META = 1, 14
+"""Numbers of device types in ``c10::DeviceType``."""
+
+
+@contextmanager
+def cuda_guard() -> Iterator[None]:
+    """Context in which torch has a device guard for CUDA that does nothing, if there is no such device.
+
+    Several methods of a tensor, such as indexing, ask for the guard of its device, also on fake tensors. Torch does the
+    same for fake tensors, but only in its builds for CUDA.
+    """
+    torch._C._ensureCUDADeviceGuardSet()
+    library = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libc10.so"))
+    guards = (ctypes.c_void_p * (_META + 1)).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
+    before = guards[_CUDA]
+    if before is None:
+        guards[_CUDA] = guards[_META]
+    try:
+        yield
+    finally:
+        guards[_CUDA] = before
+
+
 Wrapper = Callable[[Callable[[list[Any]], Any], list[Any]], Callable[[list[Any]], Any]]
 
 
@@ -68,6 +93,7 @@ def simulated_cuda(
     from torch._inductor.runtime import triton_helpers
 
     with ExitStack() as stack:
+        stack.enter_context(cuda_guard())
         for place, names in _answers(capability).items():
             for name, value in names.items():
                 stack.enter_context(_set(place, name, value))
@@ -77,6 +103,7 @@ def simulated_cuda(
         stack.enter_context(replaced(UniformValueConstantFolder, "_deduce_value", on_cpu))
         if kernel is not None:
             stack.enter_context(_set(AsyncCompile, "triton", _loading(kernel)))
+            stack.enter_context(_set(AsyncCompile, "use_process_pool", lambda compiler: False))
         if wrapper is not None:
             stack.enter_context(replaced(compile_fx, "compile_fx_inner", _wrapping(wrapper)))
         with _asked_again():
@@ -138,15 +165,9 @@ def _answers(capability: int) -> dict[Any, dict[str, Any]]:
         torch.cuda: about | {"_DeviceGuard": lambda index: contextlib.nullcontext()},
         CudaInterface: interface,
         CudaInterface.Worker: worker,
-        torch.Tensor: {"copy_": _copy},
         torch._C: {"_cuda_getCurrentRawStream": number},
         torch._C._dynamo.guards: {"_empty_strided_cuda": torch._C._dynamo.guards._empty_strided_cpu},
     }
-
-
-def _copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    """Calls ``aten.copy_``: the method asks for the guard of the device, which a build for the CPU lacks."""
-    return torch.ops.aten.copy_.default(target, source, non_blocking)  # type: ignore[no-any-return]
 
 
 class _AllOnCpu(TorchDispatchMode):
@@ -234,6 +255,19 @@ def _asked_again() -> Iterator[None]:
     finally:
         for each in known:
             each.cache_clear()
+
+
+@contextmanager
+def cpu_kernels(kernels: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Context in which operators of ``aten`` that have no kernel for the CPU run on CPU tensors.
+
+    Args:
+        kernels: what computes them, by their names.
+    """
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        for name, kernel in kernels.items():
+            library.impl(name, kernel, "CPU")
+        yield
 
 
 def launch(autotuner: Any, args: tuple[Any, ...], config: Any) -> tuple[tuple[Any, ...], tuple[int, int, int]]:

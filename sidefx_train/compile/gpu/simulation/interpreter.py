@@ -12,6 +12,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import numpy as np
+import torch
+
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.gpu.simulation.libdevice import functions
 
@@ -19,7 +22,6 @@ from sidefx_train.compile.gpu.simulation.libdevice import functions
 @contextmanager
 def interpreting() -> Iterator[None]:
     """Context in which :func:`run_kernel` works, and in which nothing may be compiled."""
-    import numpy as np
     import triton.language as tl
     from triton import knobs
     from triton.runtime import interpreter
@@ -34,6 +36,7 @@ def interpreting() -> Iterator[None]:
         )
         for name, function in functions().items():
             stack.enter_context(_attribute(library, name, function))
+        stack.enter_context(_attribute(interpreter.InterpreterBuilder, "cast_impl", _cast))
         stack.enter_context(knobs.runtime.scope())
         knobs.runtime.interpret = True
         stack.callback(interpreter._patch_lang(language).restore)
@@ -61,6 +64,22 @@ def run_kernel(function: Any, args: tuple[Any, ...], constants: dict[str, Any], 
             for z in range(grid[2]):
                 interpreter_builder.set_grid_idx(x, y, z)
                 body(**values)
+
+
+def _cast(builder: Any, value: Any, dtype: Any) -> Any:
+    """Converts numbers as a GPU does, to the nearest; Triton's own conversion to bfloat16 cuts digits off."""
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle, _get_np_dtype
+
+    known, wanted = value.dtype.scalar, dtype.scalar
+    numbers = value.data
+    if tl.bfloat16 in (known, wanted):  # held as integers with the same bits
+        tensor = torch.from_numpy(np.ascontiguousarray(numbers))
+        tensor = tensor.view(torch.bfloat16).float() if known == tl.bfloat16 else tensor
+        if wanted == tl.bfloat16:
+            return TensorHandle(tensor.to(torch.bfloat16).view(torch.uint16).numpy(), wanted)
+        numbers = tensor.numpy()
+    return TensorHandle(numbers.astype(_get_np_dtype(dtype)), wanted)
 
 
 def _rewritten(function: Any) -> Any:

@@ -11,6 +11,7 @@ import torch
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend import inductor
 from sidefx_train.compile.backend.compile_graph import build
+from sidefx_train.compile.gpu.simulation.device_operators import CPU_KERNELS
 from sidefx_train.compile.gpu.simulation.interpreter import interpreting
 from sidefx_train.compile.gpu.simulation.kernels import Cubin, SimulatedKernel
 from sidefx_train.compile.gpu.simulation.placement import place
@@ -95,7 +96,7 @@ def _is_placed(traced: TracedGraph) -> bool:
 
 def _interpreted(run: Callable[[list[Any]], Any], capability: int) -> Callable[[list[Any]], Any]:
     def interpreted(args: list[Any]) -> Any:
-        with compat.simulated_cuda(capability), interpreting():
+        with compat.simulated_cuda(capability), compat.cpu_kernels(CPU_KERNELS), interpreting():
             return compat.on_cpu(run)(args)
 
     return interpreted

@@ -15,7 +15,7 @@ from torch import fx
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.functionalization.optimizer_tail import is_fused_update
-from sidefx_train.compile.gpu.simulation.device_operators import DEVICE_OPERATORS
+from sidefx_train.compile.gpu.simulation.device_operators import CPU_ONLY, DEVICE_OPERATORS
 from sidefx_train.compile.graph.artifacts import GraphInput, TracedGraph, is_scalar
 from sidefx_train.compile.graph.fx_utils import node_args
 
@@ -60,7 +60,7 @@ def place(traced: TracedGraph, device: torch.device = GPU, on_cpu: Iterable[str]
         NotImplementedError: an operator has no implementation for that device.
     """
     stays = stay_on_cpu(traced) if on_cpu is None else frozenset(on_cpu)
-    with compat.without_recording(traced.fake_mode):
+    with compat.without_recording(traced.fake_mode), compat.cuda_guard():
         storages: dict[int, torch.Tensor] = {}
         inputs = [
             given
@@ -123,7 +123,10 @@ class _Placement:
             node.kwargs = {**node.kwargs, "device": self.device}
         rule = DEVICE_OPERATORS.get(node.target)
         if rule is not None and any(each.device == self.device for each in tensors):
-            rule(node)
+            for added in rule(node):
+                self._call(added)
+        elif str(getattr(node.target, "_schema", "")).startswith(CPU_ONLY):
+            raise NotImplementedError(f"{node.target} runs on the CPU only; capture with torch.backends.mkldnn off")
         args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda each: _concrete(self.values[each]))
         if compat.has_unbacked_sizes(before):
             value = fx.node.map_aggregate(before, lambda each: self._like(each))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from sidefx_train.compile.capture.guards.specialization import Specialization
-from sidefx_train.compile.gpu.simulation.kernels import Cubin
+from sidefx_train.compile.gpu.simulation.kernels import Cubin, SimulatedKernel
 from sidefx_train.compile.gpu.simulation.lowering import LoweredGraph, lower
 from sidefx_train.compile.graph.artifacts import Executable, TracedGraph
 from sidefx_train.compile.pipeline.compile_capture import bind, capture, compile_graphs, guard_checks, partitioned
@@ -71,6 +71,11 @@ class SimulatedStep:
         context = RunContext(_raise, _raise_difference, lambda: None, None, False)  # type: ignore[arg-type]
         self._entry = bind(captured, executable, guard_checks(captured, call), context)
         return self._entry
+
+    @property
+    def kernels(self) -> list[SimulatedKernel]:
+        """The Triton kernels of all graphs."""
+        return [kernel for graph in self.graphs for kernel in graph.kernels]
 
     def compile_kernels(self, *capabilities: int, every_config: bool = False) -> list[Cubin]:
         """Compiles every kernel of the step to machine code; see :meth:`LoweredGraph.compile_kernels`."""

@@ -1,0 +1,155 @@
+"""Small training steps with what models and loops of users are made of."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tests.support.parity import Program, batches, classifier, mlp, tokens
+
+
+def mlp_adamw() -> Program:
+    model = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3))
+    return classifier(model, torch.optim.AdamW(model.parameters(), lr=0.01), batches((5, 6), classes=3))
+
+
+class Gpt(nn.Module):
+    """One block of a language model; the matrix of its embedding is that of its output, too."""
+
+    def __init__(self, vocabulary: int = 11, width: int = 8, heads: int = 2, length: int = 6) -> None:
+        super().__init__()
+        self.heads = heads
+        self.token, self.position = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        self.norm, self.norm_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.head.weight = self.token.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        rows, length = ids.shape
+        x = self.token(ids) + self.position(torch.arange(length, device=ids.device))
+        parts = self.qkv(self.norm(x)).view(rows, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(*parts.unbind(0), is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(rows, length, -1))
+        return self.head(x + self.mlp(self.norm_mlp(x)))
+
+
+def gpt() -> Program:
+    model = Gpt()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    def step(ids, following):
+        loss = F.cross_entropy(model(ids).flatten(0, 1), following.flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return Program(step, tokens(11, 2, 6), (model, optimizer))
+
+
+def cnn() -> Program:
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 3)
+    )
+    return classifier(
+        model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), batches((3, 2, 4, 4), classes=3)
+    )
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.lstm(x)[0][:, -1])
+
+
+def lstm() -> Program:
+    """Cells whose operations a GPU without cuDNN would run one by one."""
+    model = Recurrent()
+    program = classifier(model, torch.optim.SGD(model.parameters(), lr=0.1), batches((2, 3, 3), classes=3))
+    inner = program.step
+
+    def step(x, y):
+        with torch.backends.mkldnn.flags(enabled=False):
+            return inner(x, y)
+
+    return Program(step, program.batch, program.watch)
+
+
+def embedding() -> Program:
+    """Gradients of rows of a table, of which some are read more than once, and of elements picked by index."""
+    table = nn.Embedding(7, 4, padding_idx=0)
+    optimizer = torch.optim.SGD(table.parameters(), lr=0.5)
+
+    def batch(index: int) -> tuple[torch.Tensor, ...]:
+        generator = torch.Generator().manual_seed(index)
+        return torch.randint(0, 7, (3, 5), generator=generator), torch.randint(0, 4, (3, 5, 1), generator=generator)
+
+    def step(ids, picked):
+        rows = table(ids)
+        loss = rows.gather(2, picked).pow(2).mean() + rows[ids[:, 0] % 3].sin().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return Program(step, batch, (table, optimizer))
+
+
+def dropout() -> Program:
+    model = mlp(dropout=0.5)
+    return classifier(model, torch.optim.SGD(model.parameters(), lr=0.1), batches((5, 6), classes=3))
+
+
+def autocast() -> Program:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x, y):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = F.cross_entropy(model(x).float(), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return Program(step, batches((4, 8), classes=4), (model, optimizer))
+
+
+def clipped() -> Program:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x, y):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        return loss.detach(), norm
+
+    return Program(step, batches((5, 6), classes=3), (model, optimizer))
+
+
+def accumulated() -> Program:
+    """Two halves of a batch, whose gradients add up."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x, y):
+        for half, labels in zip(x.chunk(2), y.chunk(2), strict=True):
+            (F.cross_entropy(model(half), labels) / 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return Program(step, batches((6, 6), classes=3), (model, optimizer))
+
+
+PROGRAMS = {
+    made.__name__: made for made in (mlp_adamw, gpt, cnn, lstm, embedding, dropout, autocast, clipped, accumulated)
+}

@@ -1,0 +1,57 @@
+"""Whole training steps with the kernels that a GPU would run, against eager."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from sidefx_train.compile.gpu.simulation import HostMemoryRead
+from tests.gpu_sim.programs import PROGRAMS
+from tests.gpu_sim.simulated import simulated
+from tests.support.parity import Program, batches, classifier, mlp
+
+pytest.importorskip("triton")
+
+pytestmark = pytest.mark.xfail(raises=HostMemoryRead, reason="numbers are in a tensor of the host", strict=False)
+
+ROUNDED = {"rtol": 2e-2, "atol": 1e-3}
+"""Tolerances of bfloat16, which has 8 digits."""
+
+OPTIONS = {"dropout": {"rng": "eager"}, "autocast": ROUNDED}
+
+OPTIMIZERS = (
+    "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_three_steps_are_those_of_eager(name):
+    simulated(PROGRAMS[name], **OPTIONS.get(name, {}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_ten_steps_and_code_for_both_kinds_of_gpu(name):
+    step = simulated(PROGRAMS[name], steps=10, **{"rtol": 1e-4, "atol": 1e-5, **OPTIONS.get(name, {})})
+    made = step.compile_kernels(80, 90, every_config=True)
+    assert {each.kernel for each in made} == {each.name for each in step.kernels}
+
+
+def trained_by(name: str, **options) -> Program:
+    model = mlp()
+    return classifier(model, getattr(torch.optim, name)(model.parameters(), **options), batches((5, 6), classes=3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"foreach": True}], ids=["loop", "foreach"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer(name, options):
+    simulated(partial(trained_by, name, **options), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Adagrad", "Adam", "AdamW", "SGD"])
+def test_fused_optimizers(name):
+    simulated(partial(trained_by, name, lr=0.01, fused=True), rtol=1e-4, atol=1e-5)

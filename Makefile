@@ -65,7 +65,7 @@ test: lint types unit
 # The tests on another release of torch, in .venv-torch-$(TORCH). PyPI has CUDA builds (5 GB), which need no device.
 test-torch:
 	test -x .venv-torch-$(TORCH)/bin/python || $(PYTHON) -m venv .venv-torch-$(TORCH)
-	sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > .venv-torch-$(TORCH)/constraints.txt
+	sed 's/^torch==.*/torch==$(TORCH)/; /^triton==/d' constraints.txt > .venv-torch-$(TORCH)/constraints.txt
 	.venv-torch-$(TORCH)/bin/python -m pip --disable-pip-version-check install -q -c .venv-torch-$(TORCH)/constraints.txt \
 		torch==$(TORCH) torchvision 'setuptools>=77' wheel
 	.venv-torch-$(TORCH)/bin/python -m pip --disable-pip-version-check install -q -c .venv-torch-$(TORCH)/constraints.txt \

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 from typing import Any
 
 import torch
@@ -58,12 +59,21 @@ class SimulatedKernel:
         Raises:
             HostMemoryRead: an argument is a tensor of the host.
         """
-        for arg in args:
-            if isinstance(arg, torch.Tensor) and arg.untyped_storage().data_ptr() in self.host:
-                raise HostMemoryRead(f"{self.name} reads a tensor of the host, of shape {tuple(arg.shape)}")
+        kinds = [kind for kind in self.autotuner.triton_meta["signature"].values() if kind != "constexpr"]
+        args = tuple(self._given(kind, arg) for kind, arg in zip(chain(kinds, repeat("i32")), args, strict=False))
         config = self._in_few_programs(args)
         args, grid = compat.launch(self.autotuner, args, config)
         run_kernel(self.autotuner.fn, args, config.kwargs, grid)
+
+    def _given(self, kind: str, arg: Any) -> Any:
+        """Returns an argument as the kernel gets it: as a number, if it is declared as one."""
+        if not isinstance(arg, torch.Tensor):
+            return arg
+        if not kind.startswith("*"):
+            return arg.item()
+        if compat.storage_address(arg) in self.host:
+            raise HostMemoryRead(f"{self.name} reads a tensor of the host, of shape {tuple(arg.shape)}")
+        return arg
 
     def _in_few_programs(self, args: tuple[Any, ...]) -> Any:
         """Returns the first configuration with blocks so large that two of them suffice in each dimension.

@@ -115,7 +115,9 @@ class _Placement:
 
     def _call(self, node: fx.Node) -> None:
         before = node.meta.get("val")
-        if is_scalar(before):  # a number does not move; that of a tensor's contents keeps its symbol
+        # A number does not move, and that of a tensor's contents keeps its symbol. A fused update returns nothing new,
+        # and not each has a kernel for fake tensors.
+        if is_scalar(before) or is_fused_update(node):
             self.values[node] = before
             return
         tensors = [tensor for each in node.all_input_nodes for tensor in _tensors(self.values[each])]

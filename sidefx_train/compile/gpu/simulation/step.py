@@ -16,15 +16,17 @@ from sidefx_train.compile.pipeline.run_context import Call, RunContext
 from sidefx_train.compile.residual.generate import MISS
 from sidefx_train.config import CompileConfig
 
+_MOST_CAPTURES = 8
+
 
 class SimulationError(RuntimeError):
-    """A step cannot be simulated, or a call of it needs another capture."""
+    """A step cannot be simulated, or is captured again and again."""
 
 
 class SimulatedStep:
     """A training step as a GPU would run it. Calls behave like the step: tensors and Python objects change.
 
-    The first call captures and lowers it for its arguments; further calls must fit that capture.
+    The first call captures and lowers it for its arguments, and so does a later one that no capture fits.
 
     Args:
         fn: the step, on CPU tensors.
@@ -32,7 +34,8 @@ class SimulatedStep:
         capability: compute capability of the GPU: 80 or 90.
 
     Attributes:
-        graphs: the lowered graphs: the step's, and its backward where autograd continues outside.
+        entries: the captures, bound to what runs them.
+        graphs: their lowered graphs, with those of backwards where autograd continues outside.
     """
 
     def __init__(self, fn: Callable[..., Any], config: CompileConfig | None = None, capability: int = 90) -> None:
@@ -40,28 +43,32 @@ class SimulatedStep:
         self._fn = fn
         self._config = config or CompileConfig()
         self._capability = capability
-        self._entry: Entry | None = None
+        self.entries: list[Entry] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the step.
 
         Raises:
-            SimulationError: the call needs another capture.
+            SimulationError: this would be one capture too many.
             CaptureFailed: the step cannot be captured.
             BackendError: it cannot be lowered.
         """
-        entry = self._entry or self.prepare(*args, **kwargs)
-        result = entry.replay(args, kwargs)
+        for entry in self.entries:
+            result = entry.replay(args, kwargs)
+            if result is not MISS:
+                return result
+        result = self.prepare(*args, **kwargs).replay(args, kwargs)
         if result is MISS:
-            failed = entry.why(args, kwargs)
-            raise SimulationError(f"the call needs another capture: {'a guard fails' if failed is None else failed[0]}")
+            raise SimulationError("the call invalidates its own capture")
         return result
 
     def prepare(self, *args: Any, **kwargs: Any) -> Entry:
         """Captures and lowers the step for a call, without running it; state of optimizers is created."""
-        call = Call(args, kwargs)
-        in_parts = False
-        captured = capture(self._fn, args, kwargs, "step", Specialization(), in_parts)
+        if len(self.entries) == _MOST_CAPTURES:
+            raise SimulationError(
+                f"captured {_MOST_CAPTURES} times; the last is missed by {self._missed_by(args, kwargs)}"
+            )
+        captured = capture(self._fn, args, kwargs, "step", Specialization(), in_parts=False)
         if captured.suspension is not None:
             raise SimulationError("a step with a part that runs natively cannot be simulated")
         captured = partitioned(captured, self._config)
@@ -69,8 +76,12 @@ class SimulatedStep:
         for commit, _ in captured.commits:
             commit()
         context = RunContext(_raise, _raise_difference, lambda: None, None, False)  # type: ignore[arg-type]
-        self._entry = bind(captured, executable, guard_checks(captured, call), context)
-        return self._entry
+        self.entries.append(bind(captured, executable, guard_checks(captured, Call(args, kwargs)), context))
+        return self.entries[-1]
+
+    def _missed_by(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        failed = self.entries[-1].why(args, kwargs)
+        return "a check of tensors" if failed is None else str(failed[0])
 
     @property
     def kernels(self) -> list[SimulatedKernel]:

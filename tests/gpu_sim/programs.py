@@ -150,6 +150,110 @@ def accumulated() -> Program:
     return Program(step, batches((6, 6), classes=3), (model, optimizer))
 
 
+def norms() -> Program:
+    model = nn.Sequential(
+        nn.Conv1d(2, 4, 3), nn.GroupNorm(2, 4), nn.SiLU(), nn.AdaptiveAvgPool1d(2), nn.Flatten(), nn.Linear(8, 3)
+    )
+    return classifier(model, torch.optim.RMSprop(model.parameters(), lr=0.01), batches((3, 2, 6), classes=3))
+
+
+def scheduled() -> Program:
+    """The learning rate of every step is another, and Python code runs behind the graph."""
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.9**epoch)
+    program = classifier(model, optimizer, batches((5, 6), classes=3))
+
+    def step(x, y):
+        loss = program.step(x, y)
+        scheduler.step()
+        return loss
+
+    return Program(step, program.batch, (model, optimizer))
+
+
+def averaged() -> Program:
+    """Parameters of a second model follow; the learning rate is a tensor."""
+    model, average = mlp(), mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.01))
+    program = classifier(model, optimizer, batches((5, 6), classes=3))
+
+    def step(x, y):
+        loss = program.step(x, y)
+        with torch.no_grad():
+            for ours, theirs in zip(average.parameters(), model.parameters(), strict=True):
+                ours.lerp_(theirs, 0.1)
+        return loss
+
+    return Program(step, program.batch, (model, average, optimizer))
+
+
+def hooked() -> Program:
+    model = mlp()
+    calls: list[int] = []
+    model[0].weight.register_hook(lambda grad: grad * 0.5)
+    model[3].register_full_backward_hook(lambda *args: calls.append(len(args)))
+    return classifier(model, torch.optim.SGD(model.parameters(), lr=0.1), batches((5, 6), classes=3), calls)
+
+
+def measured() -> Program:
+    """A metric, a log of numbers, and results that leave the step."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    log = {"right": torch.zeros(()), "seen": 0, "losses": []}
+
+    def step(x, y):
+        made = model(x)
+        loss = F.cross_entropy(made, y, label_smoothing=0.1)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        log["right"] += (made.argmax(1) == y).sum()
+        log["seen"] += len(y)
+        log["losses"].append(loss.item())
+        return loss.detach(), made.detach().softmax(1)
+
+    return Program(step, batches((5, 6), classes=3), (model, optimizer, log))
+
+
+def sorted_sums() -> Program:
+    model = nn.Linear(6, 6)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x):
+        made = model(x)
+        loss = made.cumsum(1).pow(2).mean() + made.sort(1)[0][:, :2].mean() + torch.logcumsumexp(made, 1).mean()
+        loss = loss + made.topk(2)[0].mean() + made.std()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return Program(step, batches((5, 6)), (model, optimizer))
+
+
+def bfloat16() -> Program:
+    model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 4)).bfloat16()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    def step(x, y):
+        loss = F.cross_entropy(model(x.bfloat16()).float(), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return Program(step, batches((5, 8), classes=4), (model, optimizer))
+
+
+def resized() -> Program:
+    """Batches of another size each."""
+    program = mlp_adamw()
+    return Program(program.step, lambda i: batches((5 + i, 6), classes=3)(i), program.watch)
+
+
 PROGRAMS = {
     made.__name__: made for made in (mlp_adamw, gpt, cnn, lstm, embedding, dropout, autocast, clipped, accumulated)
 }
+MORE = {made.__name__: made for made in (norms, scheduled, averaged, hooked, measured, sorted_sums, bfloat16, resized)}
+"""Programs that prove less."""

@@ -12,7 +12,9 @@ from sidefx_train.config import CompileConfig
 from tests.support.parity import Factory, Picture, run
 
 
-def simulated(make: Factory, steps: int = 3, rtol: float = 1e-5, atol: float = 1e-6, **options: Any) -> SimulatedStep:
+def simulated(
+    make: Factory, steps: int = 3, rtol: float = 1e-5, atol: float = 1e-6, captures: int = 1, **options: Any
+) -> SimulatedStep:
     """Compares ``make()`` run eagerly with ``make()`` simulated, call by call; returns the simulated step.
 
     Args:
@@ -20,12 +22,13 @@ def simulated(make: Factory, steps: int = 3, rtol: float = 1e-5, atol: float = 1
         steps: number of calls.
         rtol: largest relative difference of an element.
         atol: largest difference of an element near 0, such as a gradient that only rounding makes different from 0.
+        captures: largest number of captures allowed.
         options: options of :func:`sidefx_train.compile`.
     """
     made = []
 
     def wrap(fn):
-        made.append(SimulatedStep(fn, CompileConfig(verify=0, **options)))
+        made.append(SimulatedStep(fn, CompileConfig(**{"verify": 0, "on_failure": "raise", **options})))
         return made[-1]
 
     expected, got = run(make, steps, lambda fn: fn, None), run(make, steps, wrap, None)
@@ -36,12 +39,14 @@ def simulated(make: Factory, steps: int = 3, rtol: float = 1e-5, atol: float = 1
         of_eager, ours = (list(leaves((moment.outcome, moment.state), f"call {index}: ")) for moment in (want, have))
         assert [where for where, _ in of_eager] == [where for where, _ in ours]
         for (where, one), (_, other) in zip(of_eager, ours, strict=True):
-            if isinstance(one, torch.Tensor):
+            if isinstance(one, (torch.Tensor, float)):
                 torch.testing.assert_close(other, one, rtol=rtol, atol=atol, msg=lambda text: f"{where}: {text}")
             else:
                 assert one == other, f"{where}: {other!r}, eager has {one!r}"
     assert made[0].kernels, "a step without a kernel proves nothing"
-    assert len(made[0].entries) <= 2, "a step is captured again if its first call creates what later ones find"
+    report = made[0].report
+    assert not report.fallback_count, f"calls ran eagerly:\n{report}"
+    assert len(report.captures) <= captures, f"{len(report.captures)} captures, expected {captures}:\n{report}"
     return made[0]
 
 

@@ -7,8 +7,9 @@ from functools import partial
 import pytest
 import torch
 
-from sidefx_train.compile.gpu.simulation import HostMemoryRead
-from tests.gpu_sim.programs import PROGRAMS
+from sidefx_train.compile.gpu.simulation import HostMemoryRead, SimulatedStep
+from sidefx_train.config import CompileConfig
+from tests.gpu_sim.programs import MORE, PROGRAMS
 from tests.gpu_sim.simulated import simulated
 from tests.support.parity import Program, batches, classifier, mlp
 
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.xfail(raises=HostMemoryRead, reason="numbers are in a t
 ROUNDED = {"rtol": 2e-2, "atol": 1e-3}
 """Tolerances of bfloat16, which has 8 digits."""
 
-OPTIONS = {"dropout": {"rng": "eager"}, "autocast": ROUNDED}
+OPTIONS = {"dropout": {"rng": "eager"}, "autocast": ROUNDED, "bfloat16": ROUNDED, "resized": {"captures": 2}}
 
 OPTIMIZERS = (
     "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"
@@ -32,9 +33,9 @@ def test_three_steps_are_those_of_eager(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", [*PROGRAMS, *MORE])
 def test_ten_steps_and_code_for_both_kinds_of_gpu(name):
-    step = simulated(PROGRAMS[name], steps=10, **{"rtol": 1e-4, "atol": 1e-5, **OPTIONS.get(name, {})})
+    step = simulated((PROGRAMS | MORE)[name], steps=10, **{"rtol": 1e-4, "atol": 1e-5, **OPTIONS.get(name, {})})
     made = step.compile_kernels(80, 90, every_config=True)
     assert {each.kernel for each in made} == {each.name for each in step.kernels}
 
@@ -55,3 +56,31 @@ def test_every_optimizer(name, options):
 @pytest.mark.parametrize("name", ["Adagrad", "Adam", "AdamW", "SGD"])
 def test_fused_optimizers(name):
     simulated(partial(trained_by, name, lr=0.01, fused=True), rtol=1e-4, atol=1e-5)
+
+
+def test_a_loss_whose_backward_runs_outside():
+    model, batch = mlp(), batches((5, 6), classes=3)(0)
+
+    def loss(x, y):
+        return torch.nn.functional.cross_entropy(model(x), y)
+
+    loss(*batch).backward()
+    expected = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    step = SimulatedStep(loss)
+    step(*batch).backward()
+    assert len(step.graphs) == 2, "a forward, and its backward"
+    for parameter, grad in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, grad)
+
+
+def test_random_numbers_of_kernels_are_those_of_the_seed():
+    def losses(seed):
+        torch.manual_seed(0)
+        program = PROGRAMS["dropout"]()
+        step = SimulatedStep(program.step, CompileConfig(verify=0, on_failure="raise"))
+        torch.manual_seed(seed)
+        return [step(*program.batch(0)).item() for _ in range(3)]
+
+    first = losses(1)
+    assert losses(1) == first and losses(2) != first and len(set(first)) == 3

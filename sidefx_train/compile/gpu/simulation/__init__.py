@@ -18,4 +18,3 @@ from sidefx_train.compile.gpu.simulation.lowering import lower as lower
 from sidefx_train.compile.gpu.simulation.placement import place as place
 from sidefx_train.compile.gpu.simulation.placement import stay_on_cpu as stay_on_cpu
 from sidefx_train.compile.gpu.simulation.step import SimulatedStep as SimulatedStep
-from sidefx_train.compile.gpu.simulation.step import SimulationError as SimulationError

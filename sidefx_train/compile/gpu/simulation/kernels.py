@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import Any
@@ -14,6 +15,9 @@ from sidefx_train.compile.gpu.simulation.interpreter import run_kernel
 
 _SIZES_ARE_FREE = ("Grid1D", "Grid2D", "Grid3D", "BatchMatmulGrid3D")
 """Grids of Inductor's whose programs are as many as blocks of any size."""
+
+_MOST_ELEMENTS = 2**16
+"""Elements of a block up to which it is enlarged."""
 
 
 class HostMemoryRead(RuntimeError):
@@ -76,7 +80,7 @@ class SimulatedKernel:
         return arg
 
     def _in_few_programs(self, args: tuple[Any, ...]) -> Any:
-        """Returns the first configuration with blocks so large that two of them suffice in each dimension.
+        """Returns the first configuration with blocks so large that two of them suffice for small tensors.
 
         A program takes milliseconds, however large it is; two of them still differ in what they read.
         """
@@ -85,10 +89,14 @@ class SimulatedKernel:
             return chosen
         names = [name for name in self.autotuner.triton_meta["signature"] if name not in chosen.kwargs]
         numbers = dict(zip(names, args, strict=False))
+        reduced = [size for dim, size in (self.autotuner.size_hints or {}).items() if dim.startswith("r")]
+        elements = math.prod(1 << (size - 1).bit_length() for size in reduced)
         for dim in "xyz":
             block, count = f"{dim.upper()}BLOCK", numbers.get(f"{dim}numel")
             if block in chosen.kwargs and isinstance(count, int) and count > 1:
-                chosen.kwargs[block] = max(chosen.kwargs[block], 1 << ((count + 1) // 2 - 1).bit_length())
+                half = 1 << ((count + 1) // 2 - 1).bit_length()
+                chosen.kwargs[block] = max(chosen.kwargs[block], min(half, _MOST_ELEMENTS // elements))
+                elements *= chosen.kwargs[block]
         return chosen
 
     def compile(self, capability: int, every_config: bool = False) -> list[Cubin]:

@@ -26,7 +26,12 @@ class CompileConfig:
         fullgraph: raise :class:`~sidefx_train.errors.GraphBreakError` where a step cannot be captured as one graph.
         dynamic: ``None``: a size is exact until it has changed once, then symbolic in a cache entry of its own.
             ``True``: sizes of the arguments are symbolic from the start. ``False``: every new size is captured again.
-        cuda_graphs: ``"auto"`` and ``"off"``: no CUDA graphs yet. ``"on"`` is not supported in this version.
+        cuda_graphs: ``"auto"`` and ``"on"``: the second call of a step on a CUDA device records its kernels, and later
+            calls replay them as one launch; with ``"on"`` a step that cannot be recorded is reported by a warning.
+            ``"off"``: kernels are launched one by one.
+        cuda_graph_limit: CUDA graphs kept for one captured step, one for each combination of sizes; the least recently
+            used is dropped first.
+        cuda_graph_memory_mb: MiB of results that the CUDA graphs of one captured step may keep.
         rng: ``"fast"`` lets the backend draw random numbers, ``"eager"`` keeps eager's random stream.
         verify: ``"first"`` compares the first run of every compiled graph with the captured graph run op by op, and a
             later run where the first was inconclusive. A number sets how many first runs are compared, for the
@@ -51,6 +56,8 @@ class CompileConfig:
     fullgraph: bool = False
     dynamic: bool | None = None
     cuda_graphs: Literal["auto", "on", "off"] = "auto"
+    cuda_graph_limit: int = 8
+    cuda_graph_memory_mb: float = 8192.0
     rng: Literal["fast", "eager"] = "fast"
     verify: int | Literal["first"] = "first"
     on_failure: Literal["eager", "raise"] = "eager"
@@ -75,8 +82,10 @@ class CompileConfig:
                 raise ValueError(f"{name}={getattr(self, name)!r}: expected {expected}")
         if not self.autotune_seconds >= 0:
             raise ValueError(f"autotune_seconds={self.autotune_seconds}: expected a time in seconds, 0 or more")
-        if self.cuda_graphs == "on":
-            raise NotImplementedError('cuda_graphs="on": CUDA-graph replay is not in this version; leave it at "auto"')
+        if self.cuda_graph_limit < 1:
+            raise ValueError(f"cuda_graph_limit={self.cuda_graph_limit}: expected 1 or more")
+        if not self.cuda_graph_memory_mb > 0:
+            raise ValueError(f"cuda_graph_memory_mb={self.cuda_graph_memory_mb}: expected a size in MiB, more than 0")
         if self.verify != "first" and (not isinstance(self.verify, int) or self.verify < 0):
             raise ValueError(f"verify={self.verify!r}: expected 'first' or a count of steps, 0 or more")
         if isinstance(self.disabled_passes, str):

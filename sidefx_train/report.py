@@ -67,6 +67,29 @@ class TimingRecord:
 
 
 @dataclass
+class CudaGraphRecord:
+    """What became of the calls of a captured step on a device.
+
+    Attributes:
+        replays: calls that replayed a CUDA graph.
+        recordings: CUDA graphs that were recorded.
+        plain: calls that launched kernel by kernel, by reason.
+        memory: bytes of results in the CUDA graphs that exist.
+        refused: why nothing is recorded; empty if it is.
+    """
+
+    replays: int = 0
+    recordings: int = 0
+    plain: dict[str, int] = field(default_factory=dict)
+    memory: int = 0
+    refused: str = ""
+
+    def ran_plainly(self, reason: str) -> None:
+        """Counts a call that launched kernel by kernel."""
+        self.plain[reason] = self.plain.get(reason, 0) + 1
+
+
+@dataclass
 class CaptureRecord:
     """One successful capture.
 
@@ -82,6 +105,7 @@ class CaptureRecord:
         choices: what was chosen by measuring, the most work first.
         verification: results and cost of the comparisons of the compiled graph with the captured one.
         timing: the comparison of its time with eager's; ``None`` before it is decided and where there is none.
+        cuda_graph: what became of its calls on a device; ``None`` for a step on the CPU.
     """
 
     index: int
@@ -95,6 +119,7 @@ class CaptureRecord:
     choices: list[ChoiceRecord] = field(default_factory=list)
     verification: list[str] = field(default_factory=list)
     timing: TimingRecord | None = None
+    cuda_graph: CudaGraphRecord | None = None
 
     @property
     def total_seconds(self) -> float:
@@ -227,10 +252,11 @@ class StepReport:
         notes: Iterable[str] = (),
         choices: Iterable[ChoiceRecord] = (),
         verification: list[str] | None = None,
+        cuda_graph: CudaGraphRecord | None = None,
     ) -> CaptureRecord:
         """Adds a capture; new ``effects`` and ``guards`` are appended to the report's.
 
-        The list ``verification`` is stored by reference: later runs append to it.
+        ``verification`` and ``cuda_graph`` are stored by reference: later runs add to them.
         """
         record = CaptureRecord(
             index=len(self.captures),
@@ -243,6 +269,7 @@ class StepReport:
             notes=list(notes),
             choices=list(choices),
             verification=verification if verification is not None else [],
+            cuda_graph=cuda_graph,
         )
         self.captures.append(record)
         self.effects.extend(e for e in dict.fromkeys(effects) if e not in self.effects)
@@ -390,6 +417,10 @@ def _overview(report: StepReport) -> list[Block]:
         ]
         columns = ("#", "captured step", "eager step", "steps timed", "decision")
         blocks.append(Block("compared with eager", columns, rows))
+    graphs = [(str(c.index), *_replayed(c.cuda_graph)) for c in report.captures if c.cuda_graph is not None]
+    if graphs:
+        columns = ("#", "replayed", "recorded", "launched kernel by kernel", "results, MiB")
+        blocks.append(Block("CUDA graphs", columns, graphs))
     if report.breaks:
         breaks = [(b.code, str(b.count), _place(b.location), f"{b.title}: {b.reason}", b.advice) for b in report.breaks]
         blocks.append(Block("graph breaks", ("code", "times", "where", "what", "what to do"), breaks))
@@ -431,6 +462,16 @@ def _details(report: StepReport) -> list[Block]:
         guards = [(g.condition or f"{g.source}: {g.kind}", _place(g.location)) for g in report.guards]
         blocks.append(Block(f"guards ({len(guards)})", ("holds at every replay", "read at"), guards))
     return blocks
+
+
+def _replayed(graph: CudaGraphRecord) -> tuple[str, ...]:
+    """Returns the cells of the table of CUDA graphs."""
+    plain = _pairs(graph.plain, "{}") or graph.refused or "-"
+    return str(graph.replays), str(graph.recordings), plain, _mebibytes(graph.memory)
+
+
+def _mebibytes(count: int) -> str:
+    return f"{count / 2**20:.1f}"
 
 
 def _figures(report: StepReport) -> str:

@@ -41,6 +41,8 @@ from sidefx_train.torch_compat.autograd_hooks import hooks_of as hooks_of
 from sidefx_train.torch_compat.autograd_hooks import node_hooks as node_hooks
 from sidefx_train.torch_compat.autograd_hooks import set_tensor_hooks as set_tensor_hooks
 from sidefx_train.torch_compat.autograd_hooks import tensor_hooks as tensor_hooks
+from sidefx_train.torch_compat.cuda import abandon_capture as abandon_capture
+from sidefx_train.torch_compat.cuda import clear_cublas_workspaces as clear_cublas_workspaces
 from sidefx_train.torch_compat.dynamo import assumes_constant as assumes_constant
 from sidefx_train.torch_compat.dynamo import module_tagging as module_tagging
 from sidefx_train.torch_compat.dynamo import traced_by_dynamo as traced_by_dynamo
@@ -196,10 +198,12 @@ from sidefx_train.torch_compat.tensors import c10_flags as c10_flags
 from sidefx_train.torch_compat.tensors import has_memory as has_memory
 from sidefx_train.torch_compat.tensors import is_plain_strided as is_plain_strided
 from sidefx_train.torch_compat.tensors import storage_address as storage_address
+from sidefx_train.torch_compat.tensors import storage_behind as storage_behind
 from sidefx_train.torch_compat.tensors import storage_id as storage_id
 from sidefx_train.torch_compat.tensors import tensor_data_ptr_address as tensor_data_ptr_address
 from sidefx_train.torch_compat.tensors import tensor_guards as tensor_guards
 from sidefx_train.torch_compat.tensors import tensor_impl_address as tensor_impl_address
+from sidefx_train.torch_compat.tensors import weak_storage as weak_storage
 from sidefx_train.torch_compat.transforms import inside_transform as inside_transform
 from sidefx_train.torch_compat.transforms import is_batched as is_batched
 from sidefx_train.torch_compat.transforms import loads_batching_rules as loads_batching_rules

@@ -51,6 +51,18 @@ def is_plain_strided(tensor: Any) -> bool:
     )
 
 
+def weak_storage(storage: torch.UntypedStorage) -> Any:
+    """Returns a reference to a storage that does not keep it alive."""
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    return StorageWeakRef(storage)
+
+
+def storage_behind(weak: Any) -> torch.UntypedStorage | None:
+    """Returns the storage of a :func:`weak_storage`; ``None`` if it was freed."""
+    return None if weak.expired() else torch.UntypedStorage._new_with_weak_ptr(weak.cdata)
+
+
 def storage_id(tensor: torch.Tensor) -> int:
     """Equal for tensors that share memory, fake ones included, while both live; one without strides is on its own."""
     return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else id(tensor)

@@ -127,11 +127,11 @@ def _built(traced: TracedGraph, config: CompileConfig) -> Executable:
         if backend == "eager":
             return build_eager(traced)
         if backend == "aot_eager":
-            return build_functional(traced)
+            return build_functional(traced, config)
         if backend == "inductor":
             return build_inductor(traced, config)
         if callable(backend):
-            return build_functional(traced, backend)
+            return build_functional(traced, config, backend)
     except BackendError:
         raise
     except Exception as error:

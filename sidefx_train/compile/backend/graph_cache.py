@@ -32,6 +32,7 @@ from sidefx_train.compile.graph.artifacts import (
     TailCall,
     TracedGraph,
 )
+from sidefx_train.compile.graph.devices import accelerator_of
 from sidefx_train.compile.native import cpu_description
 from sidefx_train.config import CompileConfig
 from sidefx_train.report import ChoiceRecord
@@ -63,6 +64,7 @@ class Lowered:
         choices: choices made by autotuning.
         library: name of the library with ``call``, if that is complete.
         functional: the graph before lowering, if it is needed for a comparison; not cached on disk.
+        graph: the functional graph, if it was lowered in this process.
     """
 
     plan: RunnerPlan
@@ -73,10 +75,13 @@ class Lowered:
     choices: tuple[ChoiceRecord, ...]
     library: str | None = None
     functional: FunctionalGraph | None = None
+    graph: fx.Graph | None = None
 
 
 def key_of(traced: TracedGraph, config: CompileConfig) -> str | None:
     """Returns the cache key of a lowered graph; ``None`` for a graph that is not cached."""
+    if accelerator_of(traced.module.graph) is not None:
+        return None  # there is no single library to keep: Inductor's own cache keeps its kernels
     try:
         flags = f"random {traced.uses_rng} gradients {traced.gradients}"
         text = [_settings(config), flags, *_inputs(traced), *_nodes(traced.module.graph)]

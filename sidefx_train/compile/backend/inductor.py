@@ -46,6 +46,7 @@ from sidefx_train.compile.backend.runners.runner import generate
 from sidefx_train.compile.backend.runners.runner_update import write_tail
 from sidefx_train.compile.backend.verification.reference import Reference, functional_reference
 from sidefx_train.compile.functionalization.functionalize import functionalize
+from sidefx_train.compile.gpu.replaying import replaying
 from sidefx_train.compile.graph.artifacts import Executable, FunctionalGraph, RunnerPlan, TracedGraph
 from sidefx_train.compile.graph.fx_utils import copied, generators
 from sidefx_train.compile.graph.validation import check_graph
@@ -90,7 +91,7 @@ def options(config: CompileConfig, graph: FunctionalGraph | None = None) -> dict
     }
     if graph is not None:
         chosen["cpp_wrapper"] = _one_cpp_call(graph.module)
-        if graph.covered:
+        if graph.covered and graph.device is None:  # kernels on an accelerator assert, as eager's do
             chosen["assert_indirect_indexing"] = False
         if is_tiny(graph.module) or not graph.covered:  # an error inside a parallel region ends the process
             chosen["cpp.threads"] = 1
@@ -120,12 +121,12 @@ def build_inductor(traced: TracedGraph, config: CompileConfig) -> Executable:
     clock.lap("find")
     if lowered is not None:
         lowered = replace(lowered, notes=(*lowered.notes, "compiled graph from the cache"))
-        return _executable(lowered, traced, clock, key)
+        return _executable(lowered, traced, config, clock, key)
     lowered = _lower(traced, config, clock, key is not None)
     if key is not None:
         keep(key, lowered)
     clock.lap("store")
-    return _executable(lowered, traced, clock, key)
+    return _executable(lowered, traced, config, clock, key)
 
 
 @compat.in_copied_context
@@ -180,19 +181,28 @@ def take_lowered(traced: TracedGraph, config: CompileConfig, key: str | None = N
     key = key or key_of(traced, config)
     lowered = find(key, traced, load_library) if key is not None else None
     clock.lap("find")
-    return _executable(lowered, traced, clock, key) if lowered is not None else None
+    return _executable(lowered, traced, config, clock, key) if lowered is not None else None
 
 
-def _executable(lowered: Lowered, traced: TracedGraph, clock: Clock, key: str | None) -> Executable:
+def _executable(
+    lowered: Lowered, traced: TracedGraph, config: CompileConfig, clock: Clock, key: str | None
+) -> Executable:
+    recorded, replays = replaying(lowered.plan, lowered.graph, config) if lowered.graph is not None else (None, None)
     run, text = generate(
-        lowered.plan, lowered.call, write_tail, traced.uses_rng, lowered.serial, drawn_from=generators(traced.module)
+        lowered.plan,
+        lowered.call,
+        write_tail,
+        traced.uses_rng,
+        lowered.serial,
+        drawn_from=generators(traced.module),
+        replaying=recorded,
     )
     clock.lap("runner")
     sources = {"runner": text, **lowered.sources}
     identity = f"{key}_{lowered.library}" if key is not None and lowered.library is not None else ""
     functional = [] if lowered.functional is None else [lowered.functional]
     made = Executable(run, True, sources, clock.seconds, lowered.notes, lowered.choices)
-    return replace(made, identity=identity, functional=functional)
+    return replace(made, identity=identity, functional=functional, replays=replays)
 
 
 class Clock:
@@ -277,7 +287,8 @@ def _lower_alone(traced: TracedGraph, config: CompileConfig, clock: Clock, kept:
     added = set(compat.recorded_conditions(traced.fake_mode.shape_env)) - relied_on
     library = build.library if whole and not build.constants and not added else None
     said = tuple(note for note in notes if note)
-    return Lowered(plan, call, tiny, sources, said, (*choices, *build.choices), library, functional)
+    recorded = graph.module.graph
+    return Lowered(plan, call, tiny, sources, said, (*choices, *build.choices), library, functional, recorded)
 
 
 class _Build:

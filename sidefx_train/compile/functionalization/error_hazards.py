@@ -20,6 +20,7 @@ from torch import fx
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.graph.alias_analysis import Aliases
 from sidefx_train.compile.graph.artifacts import IndexCheck
+from sidefx_train.compile.graph.devices import is_on_accelerator
 
 aten = torch.ops.aten
 
@@ -152,6 +153,8 @@ def find_raising_ops(graph: fx.Graph, aliases: Aliases) -> RaisingOps:
             continue
         name = node.target._schema.name.split("::")[1]
         found = _indices_in_place(node, name)
+        if _asserts_on_device(node, name):
+            continue
         if found is None:
             if any(name.startswith(word) for word in _RAISES) or name in ("index", "index_put", "index_put_"):
                 unchecked[node] = None
@@ -173,6 +176,17 @@ def find_raising_ops(graph: fx.Graph, aliases: Aliases) -> RaisingOps:
                 checks[IndexCheck(placeholders[source], low, size, ignore, _selected(way))] = None
     known = {node: tuple(found) for node, found in uses.items() if node not in unknown}
     return RaisingOps(tuple(checks), tuple(unchecked), known)
+
+
+_READ_BY_HOST = ("linalg_", "_ctc_loss")
+"""Operations whose kernels on an accelerator read a status on the host, and raise."""
+
+
+def _asserts_on_device(node: fx.Node, name: str) -> bool:
+    """Returns True for an operation on an accelerator: bad values make its kernels assert there, as eager's do."""
+    value = node.meta.get("val")
+    value = value[0] if isinstance(value, (list, tuple)) and value else value
+    return is_on_accelerator(value) and not name.startswith(_READ_BY_HOST)
 
 
 def factorizes(graph: fx.Graph) -> bool:

@@ -26,7 +26,9 @@ from sidefx_train.compile.functionalization.input_views import refuse_unsupporte
 from sidefx_train.compile.functionalization.optimizer_tail import Tail, find_tail
 from sidefx_train.compile.functionalization.retrace import Retraced, RetraceOptions, Retracer
 from sidefx_train.compile.functionalization.scalar_placement import (
+    HostCounters,
     ScalarPlan,
+    host_counters,
     is_scalar_node,
     is_unknown_size,
     plan_scalars,
@@ -35,6 +37,7 @@ from sidefx_train.compile.functionalization.scalar_placement import (
 from sidefx_train.compile.functionalization.synthetic_bases import find_bases
 from sidefx_train.compile.graph.alias_analysis import Aliases, drop_dead
 from sidefx_train.compile.graph.artifacts import OWN, FunctionalGraph, Name, Output, TailCall, TracedGraph
+from sidefx_train.compile.graph.devices import accelerator_of
 from sidefx_train.compile.graph.validation import check_functional, check_graph
 from sidefx_train.compile.graph.view_chains import way_up
 from sidefx_train.compile.ops.runtime_assert import conditions
@@ -74,11 +77,14 @@ def functionalize(
     hazards = find_raising_ops(graph, aliases)
     guarded = hazards.uses if tensor_scalars else {}
     left = tuple(node for node in hazards.unchecked if node not in guarded)
+    counters = HostCounters()
+    if accelerator_of(graph) is not None:
+        counters = host_counters(graph, plan, aliases)
     waiting = deferred_mutations(graph, aliases, left)
     assumes, factorized = bool(conditions(graph)), factorizes(graph)
     if guarded or assumes or factorized:
         waiting = {n for n in graph.nodes if n.op == "placeholder"}
-    skip, defer = frozenset(tail.nodes), frozenset(waiting)
+    skip, defer = frozenset(tail.nodes) | counters.nodes, frozenset(waiting)
     options = RetraceOptions(
         decompositions,
         tensor_scalars,
@@ -92,7 +98,7 @@ def functionalize(
         written,
         instead or {},
     )
-    layout = _Assembler(traced, aliases, plan, tail)
+    layout = _Assembler(traced, aliases, plan, tail, counters)
     retraced = Retracer(traced, plan, options).run(layout.wanted())
     result = replace(layout.assemble(retraced, hazards.checks, not left), assumes=assumes, factorized=factorized)
     check_functional(result)
@@ -103,11 +109,14 @@ def functionalize(
 class _Assembler:
     """Determines the results of the graph and how the runner makes the step's outputs from them."""
 
-    def __init__(self, traced: TracedGraph, aliases: Aliases, plan: ScalarPlan, tail: Tail) -> None:
+    def __init__(
+        self, traced: TracedGraph, aliases: Aliases, plan: ScalarPlan, tail: Tail, counters: HostCounters
+    ) -> None:
         self.traced = traced
         self.aliases = aliases
         self.plan = plan
         self.tail = tail
+        self.counters = counters
         graph = traced.module.graph
         self.position = {n: i for i, n in enumerate(n for n in graph.nodes if n.op == "placeholder")}
         self.outputs: tuple[Any, ...] = tuple(next(iter(reversed(graph.nodes))).args[0])  # type: ignore[arg-type]
@@ -159,6 +168,7 @@ class _Assembler:
         names |= {str(o.value) for o in outputs if o.kind == "number"}
         names |= {str(n) for c in calls for n in _names((c.args, tuple(c.kwargs.values())))}
         names |= set(re.findall(r"\bs\d+\b", "\n".join(late_lines)))
+        names |= set(self.counters.values.values())
         return FunctionalGraph(
             module=retraced.module,
             inputs=self.traced.inputs,
@@ -173,6 +183,8 @@ class _Assembler:
             mutated_bases=tuple(retraced.mutated_bases),
             metadata_updates=tuple((i, *new) for i, new in retraced.metadata.items()),
             tail=calls,
+            counters=tuple((self.position[node], name) for node, name in self.counters.values.items()),
+            device=accelerator_of(retraced.module.graph),
             outputs=outputs,
             checks=tuple(checks),
             report=None if retraced.report is None else f"r{retraced.report}",

@@ -35,6 +35,7 @@ from sidefx_train.compile.functionalization.tensor_scalar_ops import (
 )
 from sidefx_train.compile.graph.alias_analysis import Aliases
 from sidefx_train.compile.graph.artifacts import SyntheticBase, TracedGraph, is_scalar
+from sidefx_train.compile.graph.devices import accelerator_of
 from sidefx_train.compile.graph.number_arguments import replace_constants, takes_double, takes_size
 from sidefx_train.compile.graph.strided_layout import extent
 from sidefx_train.compile.graph.view_chains import STRIDED, changes_layout
@@ -129,6 +130,7 @@ class Retracer:
         self.members = members(options.bases, traced.inputs)
         self.base_fakes: list[torch.Tensor] = []
         self.base_values: list[Any] = []
+        self.accelerator = accelerator_of(traced.module.graph)
         self.placeholders = [n for n in traced.module.graph.nodes if n.op == "placeholder"]
         self.member_of = {self.placeholders[position]: member for position, member in self.members.items()}
         self.metadata_mutated = {options.same[n]: n for n in traced.module.graph.nodes if changes_layout(n)}
@@ -201,14 +203,26 @@ class Retracer:
         return known and isinstance(val, torch.SymInt) and (compat.is_unbacked(val) or compat.comes_from_float(val))
 
     def _packed_fake(self) -> torch.Tensor | None:
+        """Returns the block of host numbers, on the accelerator if the graph has one: kernels there read it."""
         self.fed = self._fed()
         if not self.options.tensor_scalars or not self.fed:
             return None
+        self._refuse_numbers_on_two_devices()
         names = dict.fromkeys(self.plan.host.names[n] for n in self.fed)
         self.packed = list(names)
         self.slot_of = {n: self.packed.index(self.plan.host.names[n]) for n in self.fed}
         with self.traced.fake_mode:
-            return torch.empty(len(self.packed), dtype=torch.float64)
+            return torch.empty(len(self.packed), dtype=torch.float64, device=self.accelerator or "cpu")
+
+    def _refuse_numbers_on_two_devices(self) -> None:
+        if self.accelerator is None:
+            return
+        for node in self.fed:
+            for _, user in self._tensor_uses(node):
+                value = user.meta.get("val")
+                if isinstance(value, torch.Tensor) and value.device.type == "cpu":
+                    reason = f"{user.target} on the CPU takes a number that changes from call to call, in a step on"
+                    raise BackendError("SFX201", f"{reason} {self.accelerator}")
 
     def _make_placeholders(self, entries: dict[fx.Node, Any], packed: torch.Tensor | None) -> None:
         for i, node in enumerate(self.placeholders):

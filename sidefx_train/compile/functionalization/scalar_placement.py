@@ -109,11 +109,13 @@ class ScalarPlan:
         host: the prologue; ``host.names`` has every node it can compute.
         late: number nodes that depend on a tensor computed by the graph.
         sizes: number nodes computed only from the inputs' sizes, strides and numbers of elements.
+        counters: variable with the final value of every input that only host arithmetic changes.
     """
 
     host: HostProgram
     late: set[fx.Node]
     sizes: set[fx.Node]
+    counters: dict[fx.Node, str]
 
 
 class _Planner:
@@ -133,6 +135,7 @@ class _Planner:
                 self.host.names[node] = f"a{i}"
             elif _may_count(given.example) and node not in shared:
                 self.counters[node] = self._define(f"a{i}.item()", ())
+        self.entry = dict(self.counters)
         self.position = {node: i for i, node in enumerate(placeholders)}
         for node in graph.nodes:
             if node.op == "call_function":
@@ -255,4 +258,41 @@ def render_number(node: fx.Node, names: dict[fx.Node, str], functions: dict[Any,
 def plan_scalars(graph: fx.Graph, inputs: tuple[GraphInput, ...], aliases: Aliases) -> ScalarPlan:
     """Places the number nodes of a captured graph."""
     planner = _Planner(graph, inputs, aliases)
-    return ScalarPlan(planner.host, planner.late, planner.sizes)
+    changed = {root: name for root, name in planner.counters.items() if name and planner.entry[root] != name}
+    return ScalarPlan(planner.host, planner.late, planner.sizes, changed)
+
+
+@dataclass(frozen=True)
+class HostCounters:
+    """Counters that the runner sets after the graph, which has no operation of theirs.
+
+    Attributes:
+        nodes: their updates in the captured graph.
+        values: variable with the final value, by input.
+    """
+
+    nodes: frozenset[fx.Node] = frozenset()
+    values: dict[fx.Node, str] = field(default_factory=dict)
+
+
+def host_counters(graph: fx.Graph, plan: ScalarPlan, aliases: Aliases) -> HostCounters:
+    """Returns the counters on the CPU that only the host reads and changes: a graph on an accelerator is better
+    without them."""
+    left = set(plan.counters)
+    touched = {n: aliases.reads(n) | aliases.writes(n) for n in graph.nodes if n.op == "call_function"}
+    while True:
+        nodes = {n: roots for n, roots in touched.items() if roots & left}
+        mixed = {root for n, roots in nodes.items() if not (_only_counts(n) and roots <= left) for root in roots}
+        if not mixed & left:
+            break
+        left -= mixed
+    updates = frozenset(n for n in nodes if n.target in _COUNTER_OPS or n.target is aten._foreach_add_.Scalar)
+    return HostCounters(updates, {root: name for root, name in plan.counters.items() if root in left})
+
+
+def _only_counts(node: fx.Node) -> bool:
+    """Returns True for an update of counters, and for what the host does with their values."""
+    if node.target in (aten._local_scalar_dense.default, aten.detach.default, aten.alias.default):
+        return True
+    is_update = node.target in _COUNTER_OPS and bool(written_args(node))
+    return is_update or node.target is aten._foreach_add_.Scalar

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
-from sidefx_train.report import ChoiceRecord
+from sidefx_train.report import ChoiceRecord, CudaGraphRecord
 
 OWN = "sidefx_own"
 """Key in ``meta`` of an output node: its version in eager, if eager does not treat it as a view."""
@@ -191,6 +191,8 @@ class RunnerPlan:
             whole graph has succeeded (a later error in the graph must not leave them behind).
         metadata_updates: positions of inputs with changed layout, with the new size, stride, and relative offset.
         tail: operations run after the graph on the real inputs and on results.
+        counters: (input position, host number): inputs on the CPU that the runner sets after the graph.
+        device: the accelerator that the graph runs on, and the scalar buffer is on; ``None``: the CPU.
         outputs: how each user output is made.
         checks: conditions on index inputs, checked before anything runs.
         report: result with the flag that a computed index was out of range or an assumed condition did not hold (then
@@ -212,6 +214,8 @@ class RunnerPlan:
     deferred_copies: tuple[tuple[str, str], ...] = ()
     metadata_updates: tuple[tuple[int, tuple[int, ...], tuple[int, ...], int], ...] = ()
     tail: tuple[TailCall, ...] = ()
+    counters: tuple[tuple[int, str], ...] = ()
+    device: torch.device | None = None
     outputs: tuple[Output, ...] = ()
     checks: tuple[IndexCheck, ...] = ()
     report: str | None = None
@@ -251,6 +255,7 @@ class Executable:
         verification: results of comparisons with the captured graph, as text; filled as it runs.
         identity: for a graph cached on disk, its sources and the hash of its library.
         functional: the graph to compare with, if lowering created it; the comparison takes it out.
+        replays: counts the calls of its device section, if a device records it.
     """
 
     run: Callable[[list[Any]], Sequence[Any]]
@@ -263,6 +268,7 @@ class Executable:
     verification: list[str] = field(default_factory=list)
     identity: str = ""
     functional: list[FunctionalGraph] = field(default_factory=list)
+    replays: CudaGraphRecord | None = None
 
 
 def is_scalar(value: Any) -> bool:

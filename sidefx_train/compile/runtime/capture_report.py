@@ -49,4 +49,5 @@ def record_capture(report: StepReport, entry: Entry, missed: Missed | None, is_p
         notes=[*natively, *executable.notes],
         choices=executable.choices,
         verification=executable.verification,
+        cuda_graph=executable.replays,
     )

@@ -12,15 +12,19 @@ from torch import fx
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend.runners.runner import generate
 from sidefx_train.compile.functionalization.functionalize import functionalize
+from sidefx_train.compile.gpu.replaying import records_on_host, replaying
 from sidefx_train.compile.graph.alias_analysis import Aliases
 from sidefx_train.compile.graph.artifacts import Executable, FunctionalGraph, TracedGraph
 from sidefx_train.compile.graph.fx_utils import for_any_layout, generators
+from sidefx_train.config import CompileConfig
 
 
-def build_functional(traced: TracedGraph, compiler: Callable[..., Any] | None = None) -> Executable:
+def build_functional(
+    traced: TracedGraph, config: CompileConfig, compiler: Callable[..., Any] | None = None
+) -> Executable:
     """Functionalizes the graph and runs it op by op, or through ``compiler(gm, example_inputs)``."""
     start = time.perf_counter()
-    graph = functionalize(traced, tensor_scalars=compiler is not None)
+    graph = functionalize(traced, tensor_scalars=compiler is not None or records_on_host())
     functional = time.perf_counter()
     module = graph.module
     readable = module.print_readable(print_output=False)
@@ -46,8 +50,14 @@ def build_functional(traced: TracedGraph, compiler: Callable[..., Any] | None = 
             results[position] = compat.without_view_relation(results[position])
         return results
 
+    recorded, replays = replaying(graph, module.graph, config)
     run, text = generate(
-        graph, call, uses_rng=traced.uses_rng, counts=compiler is None, drawn_from=generators(traced.module)
+        graph,
+        call,
+        uses_rng=traced.uses_rng,
+        counts=compiler is None,
+        drawn_from=generators(traced.module),
+        replaying=recorded,
     )
     return Executable(
         run,
@@ -55,6 +65,7 @@ def build_functional(traced: TracedGraph, compiler: Callable[..., Any] | None = 
         sources={"runner": text, "graph": readable},
         seconds={"functionalize": functional - start, "compile": time.perf_counter() - functional},
         notes=graph.notes,
+        replays=replays,
     )
 
 

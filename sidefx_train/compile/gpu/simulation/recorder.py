@@ -1,0 +1,150 @@
+"""Plays the device for the replay of recorded steps: records operators on CPU tensors, and runs them again.
+
+It keeps to what a CUDA graph knows: addresses and plain arguments from the time of the recording. It raises where a
+replay on a device would be silently wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from sidefx_train import torch_compat as compat
+
+
+class StaleAddress(AssertionError):
+    """A replay reads or writes memory that was freed, or that has moved, since it was recorded."""
+
+
+_WAITS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::masked_select", "aten::item")
+
+
+@dataclass(frozen=True)
+class _Outside:
+    """A tensor that was made before the recording: its storage is not kept alive."""
+
+    storage: Any
+    address: int
+    dtype: torch.dtype
+    layout: tuple[tuple[int, ...], tuple[int, ...], int]
+
+    def tensor(self) -> torch.Tensor:
+        storage = compat.storage_behind(self.storage)
+        if storage is None:
+            raise StaleAddress("a replay uses a tensor that was freed after it was recorded")
+        if storage.data_ptr() != self.address:
+            raise StaleAddress("a replay uses a tensor whose memory has moved since it was recorded")
+        size, stride, offset = self.layout
+        return torch.empty(0, dtype=self.dtype).set_(storage, offset, size, stride)
+
+
+class _Recorder(compat.TorchDispatchMode):
+    """Runs operators and keeps them, with the contents of what they write from outside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, Any, Any, list[torch.Tensor]]] = []
+        self.own: dict[int, torch.UntypedStorage] = {}
+        self.saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = func._schema.name
+        if name.startswith(_WAITS):
+            raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
+        self._save(func, args, kwargs)
+        out = func(*args, **kwargs)
+        given = {each.untyped_storage()._cdata for each in _tensors((args, kwargs))}
+        made = [each for each in _tensors(out) if each.untyped_storage()._cdata not in given]
+        for each in made:
+            self.own[each.untyped_storage()._cdata] = each.untyped_storage()
+        is_view = not made and not any(a.alias_info and a.alias_info.is_write for a in func._schema.arguments)
+        if not is_view:
+            self.calls.append((func, self._weak(args), self._weak(kwargs), made))
+        return out
+
+    def _save(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Keeps the contents of memory from outside before the first write: a recording executes nothing."""
+        arguments = func._schema.arguments
+        given = dict(zip((each.name for each in arguments), args, strict=False)) | kwargs
+        for each in arguments:
+            if not (each.alias_info and each.alias_info.is_write and each.name in given):
+                continue
+            for tensor in _tensors(given[each.name]):
+                storage = tensor.untyped_storage()
+                if storage._cdata not in self.own and storage._cdata not in self.saved:
+                    whole = torch.empty(0, dtype=torch.uint8).set_(storage)
+                    self.saved[storage._cdata] = (whole, whole.clone())
+
+    def _weak(self, value: Any) -> Any:
+        def weak(each: Any) -> Any:
+            if not isinstance(each, torch.Tensor) or each.untyped_storage()._cdata in self.own:
+                return each
+            storage = each.untyped_storage()
+            layout = (tuple(each.shape), tuple(each.stride()), each.storage_offset())
+            return _Outside(compat.weak_storage(storage), storage.data_ptr(), each.dtype, layout)
+
+        return tree_map(weak, value)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [t for each in value for t in _tensors(each)] if isinstance(value, (list, tuple)) else []
+
+
+class RecordedCalls:
+    """What a recording launches."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        self._calls, self._own = recorder.calls, list(recorder.own.values())
+
+    def replay(self) -> None:
+        """Runs the recorded operators on the recorded addresses; everything in the pool is overwritten first."""
+        with torch.no_grad(), compat.below_autograd():
+            for storage in self._own:
+                torch.empty(0, dtype=torch.uint8).set_(storage).fill_(0xFF)
+            for func, args, kwargs, made in self._calls:
+                out = func(*tree_map(_strong, args), **tree_map(_strong, kwargs))
+                if made:
+                    for old, new in zip(made, _tensors(out), strict=True):
+                        old.copy_(new)
+
+
+def _strong(value: Any) -> Any:
+    return value.tensor() if isinstance(value, _Outside) else value
+
+
+class HostRecorder:
+    """A device for :func:`~sidefx_train.compile.gpu.replaying.recording_on_host`.
+
+    Attributes:
+        recordings: number of recordings made.
+    """
+
+    def __init__(self) -> None:
+        self.recordings = 0
+
+    def record(self, run: Callable[[], Sequence[Any]]) -> tuple[RecordedCalls, Sequence[Any]]:
+        """Records the operators that ``run`` calls; what they write outside, and draw, is undone."""
+        recorder = _Recorder()
+        state = torch.get_rng_state()
+        try:
+            with recorder:
+                results = run()
+        finally:
+            torch.set_rng_state(state)
+            for whole, contents in recorder.saved.values():
+                whole.copy_(contents)
+        self.recordings += 1
+        return RecordedCalls(recorder), results
+
+    def buffer_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns memory with a tensor's layout."""
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)

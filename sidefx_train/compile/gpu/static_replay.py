@@ -1,0 +1,115 @@
+"""Runs the device section of a step: plainly at first, then by replaying a recording of it.
+
+The first call of a section, and of every new combination of sizes and numbers, runs plainly: kernels are loaded and
+workspaces allocated by it, and it is a real step. The second records and replays. So no step runs twice, and nothing is
+copied for a warm-up.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sidefx_train.compile.gpu.recording import Device, Recording
+from sidefx_train.compile.gpu.section import Section
+from sidefx_train.report import CudaGraphRecord
+
+_MOST_SEEN = 1024
+"""Limit of remembered combinations of sizes and numbers without a recording."""
+
+_MOST_DROPPED = 8
+"""Recordings that may be dropped because addresses moved, until a section runs plainly for good."""
+
+
+class StaticReplay:
+    """A device section, callable like the generated function, with a list of its arguments.
+
+    Args:
+        run: runs the section plainly.
+        section: its arguments and results.
+        device: what records.
+        limit: number of recordings that are kept.
+        memory: bytes of results of recordings that are kept.
+        record: counts calls.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[list[Any]], Sequence[Any]],
+        section: Section,
+        device: Device,
+        limit: int,
+        memory: int,
+        record: CudaGraphRecord,
+    ) -> None:
+        self._run, self._section, self._device = run, section, device
+        self._limit, self._memory, self.record = limit, memory, record
+        self._recordings: OrderedDict[Any, Recording] = OrderedDict()
+        self._seen: set[Any] = set()
+        self._misfit: Any = None
+        self._dropped = 0
+        self._numbers = [i for i, role in enumerate(section.roles) if role == "number"]
+        self._inputs = [i for i, role in enumerate(section.roles) if role == "input"]
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        if self.record.refused:
+            return self._plainly(args, self.record.refused)
+        key = self._key(args)
+        recording = self._recordings.get(key)
+        if recording is None:
+            if key not in self._seen:
+                if len(self._seen) >= _MOST_SEEN:
+                    self._seen.clear()
+                self._seen.add(key)
+                return self._plainly(args, "first call with its sizes and numbers")
+            return self._record(key, args)
+        if not recording.fits(args):
+            return self._elsewhere(key, args)
+        self._misfit = None
+        if len(self._recordings) > 1:
+            self._recordings.move_to_end(key)
+        self.record.replays += 1
+        return recording.replay(args)
+
+    def _key(self, args: list[Any]) -> Any:
+        numbers = [args[i] for i in self._numbers]
+        return (*numbers, *[args[i].shape for i in self._inputs])
+
+    def _elsewhere(self, key: Any, args: list[Any]) -> Sequence[Any]:
+        """Runs a call whose tensors are not where they were; a second in a row drops the recording."""
+        if self._misfit == key:
+            self._misfit = None
+            self._drop(key)
+            self._dropped += 1
+            if self._dropped > _MOST_DROPPED:
+                self.record.refused = "the address of a parameter, buffer or state changes again and again"
+        else:
+            self._misfit = key
+        return self._plainly(args, "the address of a parameter, buffer or state has changed")
+
+    def _plainly(self, args: list[Any], reason: str) -> Sequence[Any]:
+        self.record.ran_plainly(reason)
+        return self._run(args)
+
+    def _record(self, key: Any, args: list[Any]) -> Sequence[Any]:
+        try:
+            recording = Recording(self._run, self._section, args, self._device)
+        except Exception as error:  # the report says so
+            self.record.refused = f"cannot be recorded: {first_line(error)}"
+            return self._plainly(args, self.record.refused)
+        self._recordings[key] = recording
+        self.record.recordings += 1
+        self.record.memory += recording.memory
+        while len(self._recordings) > 1 and (len(self._recordings) > self._limit or self.record.memory > self._memory):
+            self._drop(next(iter(self._recordings)))
+        self.record.replays += 1
+        return recording.replay(args)
+
+    def _drop(self, key: Any) -> None:
+        self.record.memory -= self._recordings.pop(key).memory
+
+
+def first_line(error: BaseException) -> str:
+    """Returns an error's type and the first line of its message."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

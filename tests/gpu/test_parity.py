@@ -1,0 +1,45 @@
+"""Training programs on a device: eager's values, and what of them is replayed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.gpu import programs
+from tests.gpu.compare import check
+
+pytestmark = pytest.mark.gpu
+
+_RECORDED = {
+    programs.mlp_adamw_fused, programs.mlp_adamw, programs.mlp_adam_capturable, programs.mlp_sgd_schedule,
+    programs.mlp_fused_schedule, programs.mlp_rmsprop, programs.mlp_autocast, programs.zeroed_after, programs.logged,
+    programs.hooks, programs.cnn, programs.gpt, programs.gpt_dropout, programs.lstm,
+}  # fmt: skip
+"""Programs of which every call but the first two replays one recording."""
+
+
+@pytest.mark.parametrize("make", programs.PROGRAMS)
+def test_the_captured_graph(make):
+    check(make, "cuda", 0.0, backend="eager")
+
+
+@pytest.mark.parametrize("make", programs.PROGRAMS)
+def test_the_functional_graph(make):
+    check(make, "cuda", 1e-5, backend="aot_eager")
+
+
+@pytest.mark.parametrize("make", programs.PROGRAMS)
+def test_kernel_by_kernel(make):
+    tolerance = 2e-2 if make in (programs.mlp_autocast, programs.mlp_scaler) else 1e-3
+    check(make, "cuda", tolerance, cuda_graphs="off", rng="eager")
+
+
+@pytest.mark.parametrize("make", programs.PROGRAMS)
+def test_replayed(make):
+    tolerance = 2e-2 if make in (programs.mlp_autocast, programs.mlp_scaler) else 1e-3
+    step = check(make, "cuda", tolerance, rng="eager")
+    report = step.report()
+    graphs = [capture.cuda_graph for capture in report.captures]
+    if make in _RECORDED:
+        (graph,) = graphs
+        assert graph is not None and not graph.refused, report
+        assert graph.recordings == 1 and graph.replays >= report.calls - 2, report

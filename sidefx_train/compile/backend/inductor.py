@@ -40,6 +40,7 @@ from sidefx_train.compile.backend.pass_list import PassOptions, run_passes
 from sidefx_train.compile.backend.passes.keep_composite_ops import join_complex, kept_composite_ops
 from sidefx_train.compile.backend.passes.repeated_regions import Division, find_regions
 from sidefx_train.compile.backend.passes.scatter_add_rows import may_add_rows
+from sidefx_train.compile.backend.passes.separate_results import separate_results
 from sidefx_train.compile.backend.passes.work_size import is_tiny
 from sidefx_train.compile.backend.runners.aot_eager import example_inputs
 from sidefx_train.compile.backend.runners.runner import generate
@@ -200,9 +201,10 @@ def _executable(
     clock.lap("runner")
     sources = {"runner": text, **lowered.sources}
     identity = f"{key}_{lowered.library}" if key is not None and lowered.library is not None else ""
+    hand_out = recorded.hand_out if recorded is not None else None
     functional = [] if lowered.functional is None else [lowered.functional]
     made = Executable(run, True, sources, clock.seconds, lowered.notes, lowered.choices)
-    return replace(made, identity=identity, functional=functional, replays=replays)
+    return replace(made, identity=identity, functional=functional, replays=replays, hand_out=hand_out)
 
 
 class Clock:
@@ -390,6 +392,7 @@ def _compile(
                 compat.inductor_lowering(traced.fake_mode, generating),
             ):
                 module = compat.inductor_passes(graph.module, finds_attention)
+                separate_results(module, graph.results, graph.escaping)
                 check_graph("Inductor's passes", module, traced.fake_mode, functional=True)
                 passes = PassOptions(threads, config.autotune == "on", config.deterministic)
                 passed = run_passes(module, traced.fake_mode, passes)

@@ -51,6 +51,22 @@ def batch_norm_with_changing_momentum(
     return made
 
 
+def _cudnn_batch_norm(
+    x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: Any, eps: Any
+) -> Any:
+    """``cudnn_batch_norm`` as a batch norm that a compiler can fuse; its backward needs no reserved memory then."""
+    norm = batch_norm_with_changing_momentum if isinstance(momentum, TensorScalar) else _native_batch_norm
+    made = norm(x, weight, bias, mean, var, training, momentum, eps)
+    return *made, aten.empty.memory_format([0], dtype=torch.uint8, device=x.device)
+
+
+def _cudnn_batch_norm_backward(
+    x: Any, grad: Any, weight: Any, mean: Any, var: Any, saved_mean: Any, saved_rstd: Any, eps: Any, reserved: Any
+) -> Any:
+    masks = [True, True, True]
+    return aten.native_batch_norm_backward.default(grad, x, weight, mean, var, saved_mean, saved_rstd, True, eps, masks)
+
+
 def _batch_norm_into(*args: Any, out: Any, save_mean: Any, save_invstd: Any) -> Any:
     """Batch norm with ``out=``."""
     made = _native_batch_norm(*args)
@@ -83,6 +99,8 @@ CHANNELS_LAST: dict[Any, Callable[..., Any]] = {
 REWRITES: dict[Any, Callable[..., Any]] = {
     aten.native_batch_norm.default: _native_batch_norm,
     aten.native_batch_norm.out: _batch_norm_into,
+    aten.cudnn_batch_norm.default: _cudnn_batch_norm,
+    aten.cudnn_batch_norm_backward.default: _cudnn_batch_norm_backward,
     aten._native_batch_norm_legit.out: _batch_norm_into,
     aten._efficientzerotensor.default: _zeros,
     aten.resize_.default: _resize_,

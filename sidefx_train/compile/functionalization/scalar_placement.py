@@ -52,6 +52,7 @@ _COUNTER_OPS = {
     aten.add_.Scalar: "+",
     aten.add.Scalar: "+",
 }
+_FOREACH_UPDATES = (aten._foreach_add_.Scalar, aten._foreach_add_.Tensor)
 _OF_LAYOUT = {aten.sym_size.int: "size", aten.sym_stride.int: "stride", aten.sym_numel.default: "numel"}
 _SAME_VALUE = (aten.detach.default, aten.alias.default, aten.clone.default, aten.lift_fresh_copy.default)
 _COUNTER_DTYPES = (torch.float32, torch.float64, torch.int64, torch.int32)
@@ -92,6 +93,17 @@ class HostProgram:
                 needed.add(name)
                 stack.extend(self.lines[name][1])
         return [f"{name} = {expr}" for name, (expr, _) in self.lines.items() if name in needed]
+
+
+def _constant(node: fx.Node) -> float | None:
+    """Returns the number in a 0-dim tensor on the CPU that the step makes of a constant."""
+    while node.target in _SAME_VALUE:
+        node = node.args[0]  # type: ignore[assignment]
+    if node.op != "get_attr" or not isinstance(node.target, str):
+        return None
+    value = getattr(node.graph.owning_module, node.target, None)
+    known = isinstance(value, torch.Tensor) and value.dim() == 0 and value.device.type == "cpu"
+    return value.item() if known else None  # type: ignore[union-attr]
 
 
 def _may_count(tensor: torch.Tensor) -> bool:
@@ -203,6 +215,14 @@ class _Planner:
             return self.host.names.get(value) or self._counter_value(value)
         return None
 
+    def _added(self, node: fx.Node) -> str | None:
+        """Returns what an update of several counters adds to each."""
+        added = node.args[1]
+        if isinstance(added, fx.Node) and isinstance(added.meta.get("val"), torch.Tensor):
+            constant = _constant(added)
+            added = None if constant is None or node.kwargs.get("alpha", 1) != 1 else constant
+        return self._operand(added)
+
     def _counter_update(self, node: fx.Node) -> bool:
         """Tracks ``counter += number``; returns True if the effect on every counter is known."""
         if node.target in _SAME_VALUE:
@@ -210,8 +230,8 @@ class _Planner:
             if value is not None and node.target is not aten.detach.default and node.target is not aten.alias.default:
                 self.values[node] = value
             return True
-        if node.target is aten._foreach_add_.Scalar:
-            step = self._operand(node.args[1])
+        if node.target in _FOREACH_UPDATES:
+            step = self._added(node)
             tensors: Any = node.args[0]
             if step is None:
                 return False
@@ -286,7 +306,7 @@ def host_counters(graph: fx.Graph, plan: ScalarPlan, aliases: Aliases) -> HostCo
         if not mixed & left:
             break
         left -= mixed
-    updates = frozenset(n for n in nodes if n.target in _COUNTER_OPS or n.target is aten._foreach_add_.Scalar)
+    updates = frozenset(n for n in nodes if n.target in _COUNTER_OPS or n.target in _FOREACH_UPDATES)
     return HostCounters(updates, {root: name for root, name in plan.counters.items() if root in left})
 
 
@@ -295,4 +315,4 @@ def _only_counts(node: fx.Node) -> bool:
     if node.target in (aten._local_scalar_dense.default, aten.detach.default, aten.alias.default):
         return True
     is_update = node.target in _COUNTER_OPS and bool(written_args(node))
-    return is_update or node.target is aten._foreach_add_.Scalar
+    return is_update or node.target in _FOREACH_UPDATES

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import struct
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -10,6 +13,7 @@ import torch
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.gpu.section import Section
 from sidefx_train.compile.graph.strided_layout import is_dense
+from sidefx_train.compile.native import guards_module
 
 
 class Launcher(Protocol):
@@ -48,45 +52,57 @@ class Recording:
         section: its arguments and results.
         args: the arguments of a call; the buffers get their values.
         device: what records.
+        gradients: results that the program gets only as the gradient of an argument: result -> argument.
+
+    Attributes:
+        memory: bytes of its results.
 
     Raises:
         CannotRecord: its results share memory with its arguments.
         Exception: whatever an operation that cannot be recorded raises.
     """
 
-    def __init__(self, run: Callable[[list[Any]], Sequence[Any]], section: Section, args: list[Any], device: Device):
-        self._fixed = [(i, args[i]) for i, role in enumerate(section.roles) if role in ("static", "written")]
-        self._addresses = [tensor.data_ptr() for _, tensor in self._fixed]
-        self._fixed_positions = [i for i, _ in self._fixed]
+    def __init__(
+        self,
+        run: Callable[[list[Any]], Sequence[Any]],
+        section: Section,
+        args: list[Any],
+        device: Device,
+        gradients: dict[int, int],
+    ) -> None:
+        self._fixed = _Addresses(args, [i for i, role in enumerate(section.roles) if role in ("static", "written")])
         self._copied = [i for i, role in enumerate(section.roles) if role == "input"]
         self._buffers = [device.buffer_like(args[i]) for i in self._copied]
         given = list(args)
         for i, buffer in zip(self._copied, self._buffers, strict=True):
             given[i] = buffer.copy_(args[i])
-        tensors = [tensor for _, tensor in self._fixed]
-        before = [tensor._version for tensor in tensors]
-        writes: list[int] = []
+        fixed = [args[i] for i in self._fixed.positions]
+        before = [tensor._version for tensor in fixed]
+        self._writes: list[int] = []
         try:
             self._launcher, self._results = device.record(lambda: run(list(given)))
         finally:  # nothing was executed
-            for (i, tensor), version in zip(self._fixed, before, strict=True):
-                writes += [i] * (tensor._version - version)
+            for i, tensor, version in zip(self._fixed.positions, fixed, before, strict=True):
+                self._writes += [i] * (tensor._version - version)
                 if tensor._version != version:
                     compat.set_version(tensor, version)
-        self._writes = writes
-        self._escaping = section.escaping
-        self._copiers = _copiers(self._results, self._escaping, [*self._buffers, *tensors])
-        self.memory = sum(result.untyped_storage().nbytes() for result in _tensors(self._results))
-        self._fixed = []  # the addresses are enough: what the program drops must not live here
+        copied = [position for position in section.escaping if position not in gradients]
+        self._copiers = _copiers(self._results, section.escaping, copied, [*self._buffers, *fixed])
+        self._handed_out = HandedOut([self._results[i] for i in gradients], tuple(gradients.values()))
+        self.memory = sum(each.untyped_storage().nbytes() for each in self._results if isinstance(each, torch.Tensor))
 
     def fits(self, args: list[Any]) -> bool:
         """Returns True if every tensor that is not copied is where it was."""
-        return [args[i].data_ptr() for i in self._fixed_positions] == self._addresses
+        return self._fixed.hold(args)
+
+    def may_write(self, args: list[Any]) -> bool:
+        """Returns True if nothing but gradients, which the step sets anew, refers to results that were handed out."""
+        return self._handed_out.unshared(args)
 
     def replay(self, args: list[Any]) -> Sequence[Any]:
         """Runs the section for a call with the same layouts and numbers; results that escape are copies."""
-        if self._copied:
-            torch._foreach_copy_(self._buffers, [args[i] for i in self._copied], non_blocking=True)
+        for i, buffer in zip(self._copied, self._buffers, strict=True):
+            buffer.copy_(args[i], non_blocking=True)
         self._launcher.replay()
         if self._writes:
             compat.increment_version([args[i] for i in self._writes])
@@ -96,12 +112,65 @@ class Recording:
         return results
 
 
-def _tensors(results: Sequence[Any]) -> list[torch.Tensor]:
-    return [result for result in results if isinstance(result, torch.Tensor)]
+class _Addresses:
+    """Addresses of tensors among the arguments."""
+
+    def __init__(self, args: list[Any], positions: Sequence[int]) -> None:
+        self.positions = tuple(positions)
+        self._addresses = _packed([args[i] for i in positions])
+        module = guards_module()
+        self._are_at = module.are_at if module is not None and module.tensors_readable() else _are_at
+
+    def hold(self, args: list[Any]) -> bool:
+        return self._are_at(args, self.positions, self._addresses)  # type: ignore[no-any-return]
+
+
+def _packed(tensors: Sequence[torch.Tensor]) -> bytes:
+    return struct.pack(f"={len(tensors)}Q", *[tensor.data_ptr() for tensor in tensors])
+
+
+def _are_at(args: list[Any], positions: tuple[int, ...], addresses: bytes) -> bool:
+    return _packed([args[i] for i in positions]) == addresses
+
+
+class HandedOut:
+    """Results in a recording's memory that the program has, each as the gradient of an argument.
+
+    Args:
+        results: the results; nothing but the recording refers to them yet.
+        holders: positions of the arguments.
+    """
+
+    def __init__(self, results: list[torch.Tensor], holders: tuple[int, ...]) -> None:
+        self._results, self._holders = results, holders
+        self._native: Any = guards_module()
+        if results:
+            self._known = _packed(results), self._native.uses_of(results)
+
+    def unshared(self, args: list[Any]) -> bool:
+        """Returns True if nothing but the gradients of the arguments refers to the results."""
+        if not self._results:
+            return True
+        return self._native.are_unshared(self._results, *self._known, args, self._holders, _added_by_gradient())  # type: ignore[no-any-return]
+
+
+def can_be_handed_out() -> bool:
+    """Returns True if this machine can tell who uses a tensor."""
+    module = guards_module()
+    return module is not None and module.tensors_readable()
+
+
+@functools.cache
+def _added_by_gradient() -> int:
+    """Returns what becoming a gradient adds to Python's count of references to a tensor: releases of torch differ."""
+    tensor, holder = torch.zeros(1), torch.zeros(1, requires_grad=True)
+    before = sys.getrefcount(tensor)
+    holder.grad = tensor
+    return sys.getrefcount(tensor) - before
 
 
 def _copiers(
-    results: Sequence[Any], escaping: Sequence[int], arguments: list[torch.Tensor]
+    results: Sequence[Any], escaping: Sequence[int], copied: Sequence[int], arguments: list[torch.Tensor]
 ) -> list[tuple[int, Callable[[], torch.Tensor]]]:
     """Returns what copies each escaping result out of the recording's memory."""
     owned = {tensor.untyped_storage().data_ptr() for tensor in arguments if tensor.untyped_storage().nbytes()}
@@ -117,5 +186,6 @@ def _copiers(
         seen.add(memory)
         if not is_dense(result):
             raise CannotRecord("a result is not dense in memory")
-        copiers.append((position, result.clone))
+        if position in copied:
+            copiers.append((position, result.clone))
     return copiers

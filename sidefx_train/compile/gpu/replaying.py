@@ -2,35 +2,65 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
 
 from sidefx_train.compile.gpu.cuda import cuda_device
 from sidefx_train.compile.gpu.recording import Device
-from sidefx_train.compile.gpu.section import Section, learning_rates_on_device, section_of, why_not
+from sidefx_train.compile.gpu.section import learning_rates_on_device, section_of, why_not
 from sidefx_train.compile.gpu.static_replay import StaticReplay
 from sidefx_train.compile.graph.artifacts import RunnerPlan
 from sidefx_train.config import CompileConfig
 from sidefx_train.report import CudaGraphRecord
 
 
-@dataclass(frozen=True)
 class Replaying:
     """How a step's device section is replayed.
 
+    Args:
+        plan: the runner's plan.
+        graph: the functional graph that it calls.
+        device: what records.
+        config: options.
+        record: counts calls.
+
     Attributes:
-        section: its arguments and results.
         plan: the runner's plan, with what recordings need.
-        make: returns what replays the section, from its generated function.
+        section: its arguments and results.
     """
 
-    section: Section
-    plan: RunnerPlan
-    make: Callable[[Callable[[list[Any]], Any]], StaticReplay]
+    def __init__(
+        self, plan: RunnerPlan, graph: fx.Graph, device: Device, config: CompileConfig, record: CudaGraphRecord
+    ) -> None:
+        self.plan = learning_rates_on_device(plan)
+        self.section = section_of(self.plan, graph)
+        self._device, self._config, self._record = device, config, record
+        self._replay: StaticReplay | None = None
+
+    def make(self, run: Callable[[list[Any]], Any]) -> StaticReplay:
+        """Returns what replays the section, from its generated function."""
+        limit, memory = self._config.cuda_graph_limit, int(self._config.cuda_graph_memory_mb * 2**20)
+        self._replay = StaticReplay(run, self.section, self._device, limit, memory, self._record)
+        return self._replay
+
+    def hand_out(self, gradients: dict[int, int]) -> None:
+        """Lets results be written by every replay that the program gets only as the gradient of an input.
+
+        Args:
+            gradients: position of the input, by position of the output.
+        """
+        assert self._replay is not None, "the runner has been generated"
+        named = Counter(str(out.value) for out in self.plan.outputs if out.kind == "result")
+        results: dict[int, int] = {}
+        for output, position in gradients.items():
+            name, holder = str(self.plan.outputs[output].value), f"a{position}"
+            if name.startswith("r") and named[name] == 1 and holder in self.section.names:
+                results[int(name[1:])] = self.section.names.index(holder)
+        self._replay.hand_out(results)
 
 
 _on_host: list[Device] = []
@@ -81,11 +111,4 @@ def replaying(
     record = CudaGraphRecord(refused=why_not(plan, graph))
     if record.refused:
         return None, record
-    plan = learning_rates_on_device(plan)
-    section = section_of(plan, graph)
-    limit, memory = config.cuda_graph_limit, int(config.cuda_graph_memory_mb * 2**20)
-
-    def make(run: Callable[[list[Any]], Any]) -> StaticReplay:
-        return StaticReplay(run, section, device, limit, memory, record)
-
-    return Replaying(section, plan, make), record
+    return Replaying(plan, graph, device, config, record), record

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sidefx_train.compile.gpu.recording import Device, Recording
+from sidefx_train.compile.gpu.recording import Device, Recording, can_be_handed_out
 from sidefx_train.compile.gpu.section import Section
 from sidefx_train.report import CudaGraphRecord
 
@@ -49,8 +49,17 @@ class StaticReplay:
         self._seen: set[Any] = set()
         self._misfit: Any = None
         self._dropped = 0
+        self._gradients: dict[int, int] = {}
         self._numbers = [i for i, role in enumerate(section.roles) if role == "number"]
         self._inputs = [i for i, role in enumerate(section.roles) if role == "input"]
+
+    def hand_out(self, gradients: dict[int, int]) -> None:
+        """Lets every replay write results again that the program gets only as the gradient of an argument.
+
+        Args:
+            gradients: position of the argument, by position of the result.
+        """
+        self._gradients = gradients if can_be_handed_out() else {}
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         if self.record.refused:
@@ -67,6 +76,8 @@ class StaticReplay:
         if not recording.fits(args):
             return self._elsewhere(key, args)
         self._misfit = None
+        if not recording.may_write(args):
+            return self._in_use(args)
         if len(self._recordings) > 1:
             self._recordings.move_to_end(key)
         self.record.replays += 1
@@ -88,13 +99,20 @@ class StaticReplay:
             self._misfit = key
         return self._plainly(args, "the address of a parameter, buffer or state has changed")
 
+    def _in_use(self, args: list[Any]) -> Sequence[Any]:
+        """Runs a call while the program uses a gradient of an earlier one; from then on it gets copies."""
+        while self._recordings:
+            self._drop(next(iter(self._recordings)))
+        self._gradients = {}
+        return self._plainly(args, "a gradient of an earlier step is in use: gradients are copied from now on")
+
     def _plainly(self, args: list[Any], reason: str) -> Sequence[Any]:
         self.record.ran_plainly(reason)
         return self._run(args)
 
     def _record(self, key: Any, args: list[Any]) -> Sequence[Any]:
         try:
-            recording = Recording(self._run, self._section, args, self._device)
+            recording = Recording(self._run, self._section, args, self._device, self._gradients)
         except Exception as error:  # the report says so
             self.record.refused = f"cannot be recorded: {first_line(error)}"
             return self._plainly(args, self.record.refused)

@@ -225,6 +225,12 @@ class RunnerPlan:
     notes: tuple[str, ...] = ()
     bases: tuple[SyntheticBase, ...] = ()
 
+    @property
+    def escaping(self) -> frozenset[int]:
+        """Positions of the results that the program gets."""
+        named = [str(out.value) for out in self.outputs if out.kind == "result"]
+        return frozenset(int(name[1:]) for name in named if name.startswith("r"))
+
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionalGraph(RunnerPlan):
@@ -256,6 +262,8 @@ class Executable:
         identity: for a graph cached on disk, its sources and the hash of its library.
         functional: the graph to compare with, if lowering created it; the comparison takes it out.
         replays: counts the calls of its device section, if a device records it.
+        hand_out: called with outputs, by position, that the program gets only as the gradient of an input, by position:
+            replays may write them again.
     """
 
     run: Callable[[list[Any]], Sequence[Any]]
@@ -269,6 +277,7 @@ class Executable:
     identity: str = ""
     functional: list[FunctionalGraph] = field(default_factory=list)
     replays: CudaGraphRecord | None = None
+    hand_out: Callable[[dict[int, int]], None] | None = None
 
 
 def is_scalar(value: Any) -> bool:

@@ -32,6 +32,7 @@ from sidefx_train.compile.native import (
     lstm_kernel,
     matmul_kernel,
     optimizer_updates,
+    replay_memory,
     tensor_impl,
     warning_hook,
 )
@@ -115,14 +116,15 @@ _AROUND = _Module(
 )
 _GUARDS = _Module(
     "sidefx_guards",
-    tensor_impl.SOURCE + guard_program.SOURCE + entry_holder.SOURCE + warning_hook.SOURCE,
-    ("find_tensor_words", "entry_holder"),
+    tensor_impl.SOURCE + guard_program.SOURCE + entry_holder.SOURCE + warning_hook.SOURCE + replay_memory.SOURCE,
+    ("find_tensor_words", "entry_holder", "are_at", "are_unshared"),
     (
         '{"tensors_readable", tensors_readable, METH_NOARGS, nullptr},',
         '{"guard_program", guard_program, METH_O, nullptr},',
+        '{"uses_of", uses_of, METH_O, nullptr},',
         '{"observe_warnings", observe_warnings, METH_O, nullptr},',
     ),
-    "guards, holders of entries, hook of warnings",
+    "guards, holders of entries, hook of warnings, memory of replays",
     reads_tensors=True,
 )
 

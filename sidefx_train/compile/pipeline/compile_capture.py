@@ -480,6 +480,8 @@ def bind(captured: Captured, executable: Executable, checks: dict[str, Any], con
     bindings = {"run": executable.run, "failed": context.failed, **checks}
     if captured.suspension is not None:
         bindings["proceed"] = Frames(captured.suspension, context.parts).suspended
+    if executable.hand_out is not None:
+        executable.hand_out(_only_gradients(captured))
     late = _late_guards(captured, executable)
     replay = link(captured.residual, captured.name, bindings)
     if isinstance(executable.run, Proving):
@@ -490,6 +492,12 @@ def bind(captured: Captured, executable: Executable, checks: dict[str, Any], con
         replay = driven(replay, partial(compat.watched, on_computing=context.rest_computes) if native else None)
     fetch = _behind(late, link(captured.residual, captured.name, bindings, measuring=True))
     return Entry(replay, fetch, (*captured.guards, *late), captured, executable, bindings)
+
+
+def _only_gradients(captured: Captured) -> dict[int, int]:
+    """Returns the outputs that become the gradient of a static input and nothing else: output -> input."""
+    place = {item.source: i for i, item in enumerate(captured.traced.inputs) if item.kind == "static"}
+    return {output: place[label] for label, output in captured.residual.gradients if label in place}
 
 
 def _until_proven(proving: Proving, names: dict[str, Any]) -> Callable[[list[Any]], Any]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import types
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,7 @@ class Residual:
         made: ids of objects created in the step that leave it.
         positional: number of positional arguments.
         keywords: names of keyword arguments, in call order.
+        gradients: (label of a tensor, position of the output that becomes its gradient, and nothing else).
     """
 
     source: str
@@ -76,6 +78,7 @@ class Residual:
     made: frozenset[int]
     positional: int
     keywords: tuple[str, ...]
+    gradients: tuple[tuple[str, int], ...] = ()
 
 
 def plan(
@@ -201,8 +204,23 @@ def _write(
         rebuilder.made(),
         positional,
         keywords,
+        _gradients(effects.changes, written, source),
     )
     return residual, rebuilder
+
+
+_SETS_GRADIENT = re.compile(r"\w+\.grad = o\[(\d+)\]")
+
+
+def _gradients(changes: Iterable[Effect], written: dict[int, list[str]], source: str) -> tuple[tuple[str, int], ...]:
+    """Returns the outputs that the source only assigns to the gradient of a tensor."""
+    uses = Counter(re.findall(r"\bo\[(\d+)\]", source))
+    found = []
+    for effect in changes:
+        line = _SETS_GRADIENT.fullmatch("".join(written[id(effect)])) if effect.kind == "set_grad" else None
+        if line is not None and uses[line[1]] == 1:
+            found.append((effect.target.label, int(line[1])))
+    return tuple(found)
 
 
 def _holds_fake(value: Any) -> bool:

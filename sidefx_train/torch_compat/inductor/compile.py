@@ -18,7 +18,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sidefx_train.switches import enabled
 from sidefx_train.torch_compat.inductor.checks import checked_codegen
-from sidefx_train.torch_compat.inductor.correctness import recursion_limit_kept, right_results
+from sidefx_train.torch_compat.inductor.correctness import (
+    padding_draws_apart,
+    recursion_limit_kept,
+    right_results,
+)
 from sidefx_train.torch_compat.inductor.lowerings import _call_unlowered, _dispatching, calls_dispatcher
 from sidefx_train.torch_compat.inductor.patching import replaced
 from sidefx_train.torch_compat.inductor.speedups import codegen_parts, quick_codegen, without_idle_patterns
@@ -44,6 +48,7 @@ def inductor_lowering(
         torch.no_grad(),
         quick_codegen(),
         right_results(),
+        padding_draws_apart(),
         checked_codegen(),
         recursion_limit_kept(),
         replaced(codegen_parts().Proxy, "codegen_nodes", generating),

@@ -66,6 +66,7 @@ def build_functional(
         seconds={"functionalize": functional - start, "compile": time.perf_counter() - functional},
         notes=graph.notes,
         replays=replays,
+        hand_out=recorded.hand_out if recorded is not None else None,
     )
 
 

@@ -198,10 +198,16 @@ def _fill_block(graph: RunnerPlan, source: RunnerSource) -> None:
     block = NumberBlock(len(graph.packed), graph.device)
     source.bind("slots", block.slots)
     source.bind("packed", block.tensor)
-    source(f"slots[:] = {tuple_text(list(graph.packed))}")
-    if block.tensor is not block.host:
-        source.bind("on_host", block.host)  # not pinned: the driver has taken the numbers when the copy returns
-        source("packed.copy_(on_host, non_blocking=True)")
+    if block.tensor is block.host:
+        source(f"slots[:] = {tuple_text(list(graph.packed))}")
+        return
+    source.bind("on_host", block.host)  # not pinned: the driver has taken the numbers when the copy returns
+    source.bind("last", [None])
+    source(f"numbers = {tuple_text(list(graph.packed))}")
+    source("if numbers != last[0]:")
+    source("    slots[:] = numbers")
+    source("    packed.copy_(on_host, non_blocking=True)")
+    source("    last[0] = numbers")
 
 
 def _run_section(

@@ -26,12 +26,11 @@ class CompileConfig:
         fullgraph: raise :class:`~sidefx_train.errors.GraphBreakError` where a step cannot be captured as one graph.
         dynamic: ``None``: a size is exact until it has changed once, then symbolic in a cache entry of its own.
             ``True``: sizes of the arguments are symbolic from the start. ``False``: every new size is captured again.
-        cuda_graphs: ``"auto"`` and ``"on"``: the second call of a step on a CUDA device records its kernels, and later
-            calls replay them as one launch; with ``"on"`` a step that cannot be recorded is reported by a warning.
-            ``"off"``: kernels are launched one by one.
-        cuda_graph_limit: CUDA graphs kept for one captured step, one for each combination of sizes; the least recently
-            used is dropped first.
-        cuda_graph_memory_mb: MiB of results that the CUDA graphs of one captured step may keep.
+        cuda_graphs: ``"auto"``: the second call of a step on a CUDA device records its kernels, and later calls launch
+            them together. ``"on"``: also with ``backend="aot_eager"``. ``"off"``: kernels are launched one by one.
+        cuda_graph_limit: recordings kept for one graph, one for each combination of sizes; the least recently used is
+            dropped first.
+        cuda_graph_memory_mb: MiB of results that the recordings of one graph may keep; one is always kept.
         rng: ``"fast"`` lets the backend draw random numbers, ``"eager"`` keeps eager's random stream.
         verify: ``"first"`` compares the first run of every compiled graph with the captured graph run op by op, and a
             later run where the first was inconclusive. A number sets how many first runs are compared, for the

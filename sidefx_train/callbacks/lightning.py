@@ -42,7 +42,9 @@ class SideFXCompile(pl_package.Callback):
         backend: compiles the graph; this and all other options are those of :func:`sidefx_train.compile`.
         fullgraph: raise at a graph break.
         dynamic: when sizes become symbolic.
-        cuda_graphs: no CUDA graphs in this version.
+        cuda_graphs: record the kernels of a step on a CUDA device, and launch them together.
+        cuda_graph_limit: recordings kept for one graph.
+        cuda_graph_memory_mb: MiB of results that recordings of one graph may keep.
         rng: which random stream is used.
         verify: how many first runs are compared with the captured graph.
         on_failure: run eagerly what cannot be captured, or raise.
@@ -58,7 +60,6 @@ class SideFXCompile(pl_package.Callback):
 
     Raises:
         ValueError: an option has an unknown value.
-        NotImplementedError: an option asks for something that this version does not support.
     """
 
     def __init__(
@@ -67,6 +68,8 @@ class SideFXCompile(pl_package.Callback):
         fullgraph: bool = False,
         dynamic: bool | None = None,
         cuda_graphs: Literal["auto", "on", "off"] = "auto",
+        cuda_graph_limit: int = 8,
+        cuda_graph_memory_mb: float = 8192.0,
         rng: Literal["fast", "eager"] = "fast",
         verify: int | Literal["first"] = "first",
         on_failure: Literal["eager", "raise"] = "eager",
@@ -85,6 +88,8 @@ class SideFXCompile(pl_package.Callback):
             "fullgraph": fullgraph,
             "dynamic": dynamic,
             "cuda_graphs": cuda_graphs,
+            "cuda_graph_limit": cuda_graph_limit,
+            "cuda_graph_memory_mb": cuda_graph_memory_mb,
             "rng": rng,
             "verify": verify,
             "on_failure": on_failure,

@@ -21,6 +21,8 @@ def compile_step(
     fullgraph: bool = False,
     dynamic: bool | None = None,
     cuda_graphs: Literal["auto", "on", "off"] = "auto",
+    cuda_graph_limit: int = 8,
+    cuda_graph_memory_mb: float = 8192.0,
     rng: Literal["fast", "eager"] = "fast",
     verify: int | Literal["first"] = "first",
     on_failure: Literal["eager", "raise"] = "eager",
@@ -42,7 +44,12 @@ def compile_step(
         fullgraph: raise ``GraphBreakError`` where the step cannot be captured as one graph.
         dynamic: ``None``: a size is exact until it has changed once, then symbolic in a cache entry of its own.
             ``True``: sizes of the arguments are symbolic from the start. ``False``: every new size is captured again.
-        cuda_graphs: ``"auto"`` and ``"off"``: no CUDA graphs yet. ``"on"`` is not supported in this version.
+        cuda_graphs: ``"auto"``: the second call of a step on a CUDA device records its kernels, and later calls launch
+            them together. ``"on"``: also with ``backend="aot_eager"``. ``"off"``: kernels are launched one by one.
+            ``report.captures[i].cuda_graph`` says how many calls were replayed, and why others were not.
+        cuda_graph_limit: recordings kept for one graph, one for each combination of sizes; the least recently used is
+            dropped first.
+        cuda_graph_memory_mb: MiB of results that the recordings of one graph may keep; one is always kept.
         rng: ``"fast"`` lets the backend draw random numbers, ``"eager"`` keeps eager's random stream.
         verify: ``"first"`` compares the first run of every compiled graph, on copies, with the captured graph run op by
             op, and a later run where all results of the first were zeros. A graph that differs by more than rounding is
@@ -78,13 +85,14 @@ def compile_step(
     Raises:
         TypeError: ``fn`` is not callable.
         ValueError: an option has an unknown value.
-        NotImplementedError: an option asks for something that this version does not support.
     """
     config = CompileConfig(
         backend=backend,
         fullgraph=fullgraph,
         dynamic=dynamic,
         cuda_graphs=cuda_graphs,
+        cuda_graph_limit=cuda_graph_limit,
+        cuda_graph_memory_mb=cuda_graph_memory_mb,
         rng=rng,
         verify=verify,
         on_failure=on_failure,

@@ -22,7 +22,8 @@ FLOORS = (
     ("compile/runtime",),
     ("compile/pipeline",),
     ("compile/autograd",),
-    ("compile/residual", "compile/backend", "compile/gpu"),
+    ("compile/residual", "compile/backend"),
+    ("compile/gpu",),
     ("compile/functionalization", "hooks", "optim"),
     ("compile/capture",),
     ("compile/graph", "compile/native", "compile/ops"),
@@ -44,7 +45,7 @@ INSIDE = {
         ("interpreter",),
     ),
     "compile/backend": (("",), ("cpp_codegen", "verification"), ("runners", "autotune"), ("passes",)),
-    "torch_compat": (("inductor",), ("",)),
+    "torch_compat": (("inductor",), ("fakes",), ("",)),
 }
 """The same for the subfolders of a folder; ``""`` is the files directly in the folder."""
 

@@ -118,8 +118,8 @@ class _Addresses:
     def __init__(self, args: list[Any], positions: Sequence[int]) -> None:
         self.positions = tuple(positions)
         self._addresses = _packed([args[i] for i in positions])
-        module = guards_module()
-        self._are_at = module.are_at if module is not None and module.tensors_readable() else _are_at
+        native = _native()
+        self._are_at = _are_at if native is None else native.are_at
 
     def hold(self, args: list[Any]) -> bool:
         return self._are_at(args, self.positions, self._addresses)  # type: ignore[no-any-return]
@@ -143,9 +143,8 @@ class HandedOut:
 
     def __init__(self, results: list[torch.Tensor], holders: tuple[int, ...]) -> None:
         self._results, self._holders = results, holders
-        self._native: Any = guards_module()
-        if results:
-            self._known = _packed(results), self._native.uses_of(results)
+        self._native = _native()
+        self._known = (_packed(results), self._native.uses_of(results)) if results else (b"", b"")
 
     def unshared(self, args: list[Any]) -> bool:
         """Returns True if nothing but the gradients of the arguments refers to the results."""
@@ -156,8 +155,13 @@ class HandedOut:
 
 def can_be_handed_out() -> bool:
     """Returns True if this machine can tell who uses a tensor."""
+    return _native() is not None
+
+
+def _native() -> Any:
+    """Returns the module that reads tensors' addresses and references; ``None`` if this machine cannot build it."""
     module = guards_module()
-    return module is not None and module.tensors_readable()
+    return module if module is not None and module.tensors_readable() else None
 
 
 @functools.cache

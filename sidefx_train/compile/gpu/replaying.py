@@ -64,12 +64,12 @@ class Replaying:
 
 
 _on_host: list[Device] = []
-"""What records graphs on the CPU: in simulations only."""
+"""What records in place of a device: in simulations only."""
 
 
 @contextmanager
 def recording_on_host(device: Device) -> Iterator[None]:
-    """Context in which the sections of steps on the CPU are recorded by ``device``."""
+    """Context in which sections are recorded by ``device``, those of steps on the CPU too."""
     _on_host.append(device)
     try:
         yield
@@ -85,10 +85,12 @@ def records_on_host() -> bool:
 def _device_of(plan: RunnerPlan, config: CompileConfig) -> Device | None:
     if config.cuda_graphs == "off" or callable(config.backend):
         return None
-    if plan.device is None:
-        return _on_host[-1] if _on_host else None
-    wanted = config.backend == "inductor" or config.cuda_graphs == "on"  # the others are references
-    return cuda_device(plan.device.index or 0) if wanted and plan.device.type == "cuda" else None
+    if _on_host:
+        return _on_host[-1]
+    wanted = config.backend == "inductor" or config.cuda_graphs == "on"  # "eager" and "aot_eager" are references
+    if plan.device is None or plan.device.type != "cuda" or not wanted:
+        return None
+    return cuda_device(plan.device.index or 0)
 
 
 def replaying(

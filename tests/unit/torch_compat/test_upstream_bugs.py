@@ -274,7 +274,7 @@ def test_torch_still_lacks_a_fake_kernel(name, monkeypatch):
         return
     finally:
         FakeTensorMode.cache_clear()
-    raise AssertionError(f"upstream has mended the {name}: remove the workaround (torch_compat/fake_kernels.py)")
+    raise AssertionError(f"upstream has mended the {name}: remove the workaround (torch_compat/fakes/kernels.py)")
 
 
 def test_fakes_of_complex_views_still_want_pairs():

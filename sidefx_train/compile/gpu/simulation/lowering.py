@@ -11,6 +11,7 @@ import torch
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend import inductor
 from sidefx_train.compile.backend.compile_graph import build
+from sidefx_train.compile.gpu.replaying import records_on_host
 from sidefx_train.compile.gpu.simulation.device_operators import CPU_KERNELS
 from sidefx_train.compile.gpu.simulation.interpreter import interpreting
 from sidefx_train.compile.gpu.simulation.kernels import Cubin, SimulatedKernel
@@ -64,6 +65,9 @@ def lower(traced: TracedGraph, config: CompileConfig | None = None, capability: 
     Raises:
         BackendError: the graph cannot be lowered; the cause is chained.
     """
+    config = config or CompileConfig()
+    if not records_on_host():
+        config = replace(config, cuda_graphs="off")
     placed = traced if _is_placed(traced) else place(traced)
     kernels: list[SimulatedKernel] = []
     host: set[int] = set()
@@ -84,7 +88,7 @@ def lower(traced: TracedGraph, config: CompileConfig | None = None, capability: 
 
     # The runner around the graph is made with real tensors, such as the buffer of its numbers.
     with compat.simulated_cuda(capability, kernel, knowing_host), compat.replaced(inductor, "generate", compat.on_cpu):
-        executable = build(placed, config or CompileConfig())
+        executable = build(placed, config)
     run = _interpreted(executable.run, capability)
     return LoweredGraph(placed, replace(executable, run=run), tuple(kernels), capability)
 

@@ -188,11 +188,6 @@ def test_other_types(dtype):
     assert not captured.report().breaks, str(captured.report())
 
 
-def test_options_of_later_versions_are_refused():
-    with pytest.raises(NotImplementedError, match="cuda_graphs"):
-        make(cuda_graphs="on")
-
-
 def test_nothing_stays_in_the_way_of_a_graph_that_has_proved_itself():
     _, step = make(backend="inductor")
     step(*BATCHES[0])

@@ -78,18 +78,16 @@ class Recording:
             given[i] = buffer.copy_(args[i])
         fixed = [args[i] for i in self._fixed.positions]
         before = [tensor._version for tensor in fixed]
-        self._writes: list[int] = []
         try:
             self._launcher, self._results = device.record(lambda: run(list(given)))
         finally:  # nothing was executed
-            for i, tensor, version in zip(self._fixed.positions, fixed, before, strict=True):
-                self._writes += [i] * (tensor._version - version)
+            for tensor, version in zip(fixed, before, strict=True):
                 if tensor._version != version:
                     compat.set_version(tensor, version)
         copied = [position for position in section.escaping if position not in gradients]
         self._copiers = _copiers(self._results, section.escaping, copied, [*self._buffers, *fixed])
         self._handed_out = HandedOut([self._results[i] for i in gradients], tuple(gradients.values()))
-        self.memory = sum(each.untyped_storage().nbytes() for each in self._results if isinstance(each, torch.Tensor))
+        self.memory = sum(each.nbytes for each in self._results if isinstance(each, torch.Tensor))
 
     def fits(self, args: list[Any]) -> bool:
         """Returns True if every tensor that is not copied is where it was."""
@@ -104,8 +102,6 @@ class Recording:
         for i, buffer in zip(self._copied, self._buffers, strict=True):
             buffer.copy_(args[i], non_blocking=True)
         self._launcher.replay()
-        if self._writes:
-            compat.increment_version([args[i] for i in self._writes])
         results = list(self._results)
         for position, copier in self._copiers:
             results[position] = copier()
@@ -144,13 +140,16 @@ class HandedOut:
     def __init__(self, results: list[torch.Tensor], holders: tuple[int, ...]) -> None:
         self._results, self._holders = results, holders
         self._native = _native()
-        self._known = (_packed(results), self._native.uses_of(results)) if results else (b"", b"")
+        storages = [result.untyped_storage() for result in results]  # from now on it makes no difference who asks
+        uses = self._native.uses_of(results, storages) if results else b""
+        self._known = storages, _packed(results), uses
 
     def unshared(self, args: list[Any]) -> bool:
         """Returns True if nothing but the gradients of the arguments refers to the results."""
         if not self._results:
             return True
-        return self._native.are_unshared(self._results, *self._known, args, self._holders, _added_by_gradient())  # type: ignore[no-any-return]
+        check = self._native.are_unshared
+        return check(self._results, *self._known, args, self._holders, _added_by_gradient())  # type: ignore[no-any-return]
 
 
 def can_be_handed_out() -> bool:
@@ -173,18 +172,23 @@ def _added_by_gradient() -> int:
     return sys.getrefcount(tensor) - before
 
 
+def _begin(tensor: torch.Tensor) -> int:
+    """Returns the address of a tensor's storage."""
+    return tensor.data_ptr() - tensor.storage_offset() * tensor.itemsize
+
+
 def _copiers(
     results: Sequence[Any], escaping: Sequence[int], copied: Sequence[int], arguments: list[torch.Tensor]
 ) -> list[tuple[int, Callable[[], torch.Tensor]]]:
     """Returns what copies each escaping result out of the recording's memory."""
-    owned = {tensor.untyped_storage().data_ptr() for tensor in arguments if tensor.untyped_storage().nbytes()}
+    owned = {_begin(tensor) for tensor in arguments if tensor.numel()}
     seen: set[int] = set()
     copiers = []
     for position in escaping:
         result = results[position]
         if not isinstance(result, torch.Tensor) or not result.numel():
             continue
-        memory = result.untyped_storage().data_ptr()
+        memory = _begin(result)
         if memory in owned or memory in seen:
             raise CannotRecord("a result shares memory with an input or with another result")
         seen.add(memory)

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.gpu.recording import Device, Recording, can_be_handed_out
 from sidefx_train.compile.gpu.section import Section
 from sidefx_train.report import CudaGraphRecord
@@ -50,6 +51,7 @@ class StaticReplay:
         self._misfit: Any = None
         self._dropped = 0
         self._gradients: dict[int, int] = {}
+        self._writes: list[int] = []
         self._numbers = [i for i, role in enumerate(section.roles) if role == "number"]
         self._inputs = [i for i, role in enumerate(section.roles) if role == "input"]
 
@@ -71,7 +73,7 @@ class StaticReplay:
                 if len(self._seen) >= _MOST_SEEN:
                     self._seen.clear()
                 self._seen.add(key)
-                return self._plainly(args, "first call with its sizes and numbers")
+                return self._first(args)
             return self._record(key, args)
         if not recording.fits(args):
             return self._elsewhere(key, args)
@@ -80,12 +82,26 @@ class StaticReplay:
             return self._in_use(args)
         if len(self._recordings) > 1:
             self._recordings.move_to_end(key)
+        return self._replayed(recording, args)
+
+    def _replayed(self, recording: Recording, args: list[Any]) -> Sequence[Any]:
         self.record.replays += 1
-        return recording.replay(args)
+        results = recording.replay(args)
+        if self._writes:
+            compat.increment_version([args[i] for i in self._writes])
+        return results
 
     def _key(self, args: list[Any]) -> Any:
         numbers = [args[i] for i in self._numbers]
         return (*numbers, *[args[i].shape for i in self._inputs])
+
+    def _first(self, args: list[Any]) -> Sequence[Any]:
+        """Runs a call plainly, and notes how it counts writes: what is replayed has no Python that counts."""
+        fixed = [(i, args[i]) for i, role in enumerate(self._section.roles) if role in ("static", "written")]
+        before = [tensor._version for _, tensor in fixed]
+        results = self._plainly(args, "first call with its sizes and numbers")
+        self._writes = [i for (i, t), was in zip(fixed, before, strict=True) for _ in range(t._version - was)]
+        return results
 
     def _elsewhere(self, key: Any, args: list[Any]) -> Sequence[Any]:
         """Runs a call whose tensors are not where they were; a second in a row drops the recording."""
@@ -121,8 +137,7 @@ class StaticReplay:
         self.record.memory += recording.memory
         while len(self._recordings) > 1 and (len(self._recordings) > self._limit or self.record.memory > self._memory):
             self._drop(next(iter(self._recordings)))
-        self.record.replays += 1
-        return recording.replay(args)
+        return self._replayed(recording, args)
 
     def _drop(self, key: Any) -> None:
         self.record.memory -= self._recordings.pop(key).memory

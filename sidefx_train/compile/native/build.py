@@ -117,11 +117,10 @@ _AROUND = _Module(
 _GUARDS = _Module(
     "sidefx_guards",
     tensor_impl.SOURCE + guard_program.SOURCE + entry_holder.SOURCE + warning_hook.SOURCE + replay_memory.SOURCE,
-    ("find_tensor_words", "entry_holder", "are_at", "are_unshared"),
+    ("find_tensor_words", "entry_holder", "are_at", "are_unshared", "uses_of"),
     (
         '{"tensors_readable", tensors_readable, METH_NOARGS, nullptr},',
         '{"guard_program", guard_program, METH_O, nullptr},',
-        '{"uses_of", uses_of, METH_O, nullptr},',
         '{"observe_warnings", observe_warnings, METH_O, nullptr},',
     ),
     "guards, holders of entries, hook of warnings, memory of replays",

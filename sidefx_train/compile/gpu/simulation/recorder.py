@@ -48,7 +48,7 @@ class _Recorder(compat.TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[tuple[Any, Any, Any, list[torch.Tensor]]] = []
-        self.own: dict[int, torch.UntypedStorage] = {}
+        self.own: dict[int, torch.Tensor] = {}
         self.saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -58,10 +58,10 @@ class _Recorder(compat.TorchDispatchMode):
             raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
         self._save(func, args, kwargs)
         out = func(*args, **kwargs)
-        given = {each.untyped_storage()._cdata for each in _tensors((args, kwargs))}
-        made = [each for each in _tensors(out) if each.untyped_storage()._cdata not in given]
+        given = {_begin(each) for each in _tensors((args, kwargs))}
+        made = [each for each in _tensors(out) if _begin(each) not in given]
         for each in made:
-            self.own[each.untyped_storage()._cdata] = each.untyped_storage()
+            self.own[_begin(each)] = each.detach()
         is_view = not made and not any(a.alias_info and a.alias_info.is_write for a in func._schema.arguments)
         if not is_view:
             self.calls.append((func, self._weak(args), self._weak(kwargs), made))
@@ -75,20 +75,25 @@ class _Recorder(compat.TorchDispatchMode):
             if not (each.alias_info and each.alias_info.is_write and each.name in given):
                 continue
             for tensor in _tensors(given[each.name]):
-                storage = tensor.untyped_storage()
-                if storage._cdata not in self.own and storage._cdata not in self.saved:
-                    whole = torch.empty(0, dtype=torch.uint8).set_(storage)
-                    self.saved[storage._cdata] = (whole, whole.clone())
+                begin = _begin(tensor)
+                if begin not in self.own and begin not in self.saved:
+                    whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+                    self.saved[begin] = (whole, whole.clone())
 
     def _weak(self, value: Any) -> Any:
         def weak(each: Any) -> Any:
-            if not isinstance(each, torch.Tensor) or each.untyped_storage()._cdata in self.own:
+            if not isinstance(each, torch.Tensor) or _begin(each) in self.own:
                 return each
             storage = each.untyped_storage()
             layout = (tuple(each.shape), tuple(each.stride()), each.storage_offset())
             return _Outside(compat.weak_storage(storage), storage.data_ptr(), each.dtype, layout)
 
         return tree_map(weak, value)
+
+
+def _begin(tensor: torch.Tensor) -> int:
+    """Returns the address of a tensor's storage, without a Python object for it."""
+    return tensor.data_ptr() - tensor.storage_offset() * tensor.itemsize
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
@@ -108,8 +113,8 @@ class RecordedCalls:
     def replay(self) -> None:
         """Runs the recorded operators on the recorded addresses; everything in the pool is overwritten first."""
         with torch.no_grad(), compat.below_autograd():
-            for storage in self._own:
-                torch.empty(0, dtype=torch.uint8).set_(storage).fill_(0xFF)
+            for memory in self._own:
+                memory.fill_(float("nan") if memory.is_floating_point() else 1)
             for func, args, kwargs, made in self._calls:
                 out = func(*tree_map(_strong, args), **tree_map(_strong, kwargs))
                 if made:

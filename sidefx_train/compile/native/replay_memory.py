@@ -71,8 +71,8 @@ static PyObject* are_at(PyObject*, PyObject* const* a, Py_ssize_t count) {
 }
 
 // are_unshared(tensors, storages, addresses, uses, args, holders, as_gradient): every tensor is where it was, and
-// nothing but the gradient of args[holders[i]] uses it since ``uses`` were counted; that adds ``as_gradient`` to Python's
-// count.
+// nothing but the gradient of args[holders[i]] uses it since ``uses`` were counted; that adds ``as_gradient`` to the
+// count of Python.
 static PyObject* are_unshared(PyObject*, PyObject* const* a, Py_ssize_t count) {
     if (count != 7) { PyErr_SetString(PyExc_TypeError, "are_unshared takes 7 arguments"); return nullptr; }
 #ifdef SIDEFX_TENSORS

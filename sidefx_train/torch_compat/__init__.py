@@ -41,8 +41,8 @@ from sidefx_train.torch_compat.autograd_hooks import hooks_of as hooks_of
 from sidefx_train.torch_compat.autograd_hooks import node_hooks as node_hooks
 from sidefx_train.torch_compat.autograd_hooks import set_tensor_hooks as set_tensor_hooks
 from sidefx_train.torch_compat.autograd_hooks import tensor_hooks as tensor_hooks
-from sidefx_train.torch_compat.cuda import abandon_capture as abandon_capture
-from sidefx_train.torch_compat.cuda import clear_cublas_workspaces as clear_cublas_workspaces
+from sidefx_train.torch_compat.cuda import end_broken_capture as end_broken_capture
+from sidefx_train.torch_compat.cuda import settle_cuda as settle_cuda
 from sidefx_train.torch_compat.dynamo import assumes_constant as assumes_constant
 from sidefx_train.torch_compat.dynamo import module_tagging as module_tagging
 from sidefx_train.torch_compat.dynamo import traced_by_dynamo as traced_by_dynamo

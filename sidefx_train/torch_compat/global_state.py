@@ -23,11 +23,13 @@ class GlobalState:
         self._contexts = _entered_contexts()
         self._switches = [ask() for ask, _ in _switches()]
 
-    def same_settings(self) -> bool:
-        """Returns True if every setting is unchanged and every entered torch context has been left."""
-        same = bool(self._settings.check()) and _default_devices() == self._devices
-        same = same and self._switches == [ask() for ask, _ in _switches()]
-        return same and _entered_contexts() == self._contexts
+    def changed_settings(self) -> list[str]:
+        """Returns the settings that have changed, and the kinds of torch contexts that have not been left."""
+        found = [] if self._settings.check() else [f"of {self._settings.reason()}"]
+        found += [] if _default_devices() == self._devices else ["the default device, or a mode of functions"]
+        asked = zip(_switches(), self._switches, strict=True)
+        found += [f"torch._C.{give.__name__.strip('_')}" for (ask, give), before in asked if ask() != before]
+        return found if _entered_contexts() == self._contexts else [*found, "an autograd context"]
 
     def check(self) -> bool:
         """Returns True if the state is unchanged, and no mode of the caller observes tensor operations."""

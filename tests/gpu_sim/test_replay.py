@@ -246,7 +246,7 @@ def test_what_cannot_be_recorded_runs_plainly_and_the_report_says_so():
 
 
 def test_a_recording_that_fails_leaves_everything_usable(device, monkeypatch):
-    def fails(run: Any) -> Any:
+    def fails(run: Any, pool: Any) -> Any:
         run()
         raise RuntimeError("operation not permitted when stream is capturing")
 

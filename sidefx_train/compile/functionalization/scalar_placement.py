@@ -299,7 +299,8 @@ def host_counters(graph: fx.Graph, plan: ScalarPlan, aliases: Aliases) -> HostCo
     """Returns the counters on the CPU that only the host reads and changes: a graph on an accelerator is better
     without them."""
     left = set(plan.counters)
-    touched = {n: aliases.reads(n) | aliases.writes(n) for n in graph.nodes if n.op == "call_function"}
+    inputs = frozenset(n for n in graph.nodes if n.op == "placeholder")
+    touched = {n: (aliases.reads(n) | aliases.writes(n)) & inputs for n in graph.nodes if n.op == "call_function"}
     while True:
         nodes = {n: roots for n, roots in touched.items() if roots & left}
         mixed = {root for n, roots in nodes.items() if not (_only_counts(n) and roots <= left) for root in roots}

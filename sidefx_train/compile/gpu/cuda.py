@@ -12,18 +12,19 @@ from sidefx_train import torch_compat as compat
 
 
 class CudaDevice:
-    """One CUDA device: all its recordings share a memory pool and are recorded on one stream.
-
-    They may share it since nothing that a replay leaves in it is read after the next replay of any of them.
-    """
+    """One CUDA device, whose recordings are made on one stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._pool = torch.cuda.graph_pool_handle()
+        self._shared = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)
 
-    def record(self, run: Callable[[], Sequence[Any]]) -> tuple[torch.cuda.CUDAGraph, Sequence[Any]]:
-        """Records what ``run`` launches, without executing it.
+    def new_pool(self) -> Any:
+        """Returns a memory pool for recordings, each of which may overwrite the results of the others."""
+        return torch.cuda.graph_pool_handle()
+
+    def record(self, run: Callable[[], Sequence[Any]], pool: Any) -> tuple[torch.cuda.CUDAGraph, Sequence[Any]]:
+        """Records what ``run`` launches, without executing it; ``None`` is a pool for all recordings of the device.
 
         Raises:
             RuntimeError: an operation cannot be recorded.
@@ -32,31 +33,29 @@ class CudaDevice:
         current = torch.cuda.current_stream(self._device)
         with torch.cuda.device(self._device):
             torch.cuda.synchronize()
-            compat.clear_cublas_workspaces()  # one of another stream may not be used, nor one of the pool outside
             self._stream.wait_stream(current)
-            try:
-                with torch.cuda.stream(self._stream):
-                    results = _recorded(graph, self._pool, run)
-            finally:
-                compat.clear_cublas_workspaces()
+            with torch.cuda.stream(self._stream):
+                results = self._recorded(graph, self._shared if pool is None else pool, run)
             current.wait_stream(self._stream)
         return graph, results
+
+    def _recorded(self, graph: torch.cuda.CUDAGraph, pool: Any, run: Callable[[], Sequence[Any]]) -> Sequence[Any]:
+        # Threads that compile in the background may allocate memory meanwhile.
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            results = run()
+        except BaseException:
+            try:
+                graph.capture_end()
+            except RuntimeError:  # the operation invalidated the capture
+                compat.end_broken_capture(self._device.index or 0, pool)
+            raise
+        graph.capture_end()
+        return results
 
     def buffer_like(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns memory of the device with a tensor's layout."""
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=self._device)
-
-
-def _recorded(graph: torch.cuda.CUDAGraph, pool: Any, run: Callable[[], Sequence[Any]]) -> Sequence[Any]:
-    # Threads that compile in the background may allocate memory meanwhile.
-    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-    try:
-        results = run()
-    except BaseException:
-        compat.abandon_capture(graph)
-        raise
-    graph.capture_end()
-    return results
 
 
 @functools.cache

@@ -26,8 +26,11 @@ class Launcher(Protocol):
 class Device(Protocol):
     """Records work of a device."""
 
-    def record(self, run: Callable[[], Sequence[Any]]) -> tuple[Launcher, Sequence[Any]]:
-        """Records what ``run`` launches, without executing it.
+    def new_pool(self) -> Any:
+        """Returns a memory pool for recordings, each of which may overwrite the results of the others."""
+
+    def record(self, run: Callable[[], Sequence[Any]], pool: Any) -> tuple[Launcher, Sequence[Any]]:
+        """Records what ``run`` launches, without executing it; ``None`` is a pool for all recordings of the device.
 
         Returns:
             The launcher, and the results of ``run``, which every replay writes again.
@@ -53,6 +56,7 @@ class Recording:
         args: the arguments of a call; the buffers get their values.
         device: what records.
         gradients: results that the program gets only as the gradient of an argument: result -> argument.
+        pool: the memory pool.
 
     Attributes:
         memory: bytes of its results.
@@ -69,6 +73,7 @@ class Recording:
         args: list[Any],
         device: Device,
         gradients: dict[int, int],
+        pool: Any,
     ) -> None:
         self._fixed = _Addresses(args, [i for i, role in enumerate(section.roles) if role in ("static", "written")])
         self._copied = [i for i, role in enumerate(section.roles) if role == "input"]
@@ -79,7 +84,7 @@ class Recording:
         fixed = [args[i] for i in self._fixed.positions]
         before = [tensor._version for tensor in fixed]
         try:
-            self._launcher, self._results = device.record(lambda: run(list(given)))
+            self._launcher, self._results = device.record(lambda: run(list(given)), pool)
         finally:  # nothing was executed
             for tensor, version in zip(fixed, before, strict=True):
                 if tensor._version != version:

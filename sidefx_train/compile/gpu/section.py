@@ -101,6 +101,8 @@ def why_not(plan: RunnerPlan, graph: fx.Graph) -> str:
         return "the host reads before the first write whether the step's assumptions hold"
     if plan.metadata_updates:
         return "the step changes the layout of an input in place"
+    if not any(node.op == "call_function" for node in graph.nodes) and not plan.tail:
+        return "nothing runs on the device"
     for name in _used(plan, graph):
         example = _example(plan, name)
         if example is not None and example.layout != torch.strided:

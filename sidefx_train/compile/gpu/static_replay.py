@@ -52,6 +52,9 @@ class StaticReplay:
         self._dropped = 0
         self._gradients: dict[int, int] = {}
         self._writes: list[int] = []
+        self._pool: Any = None
+        self._last: Recording | None = None
+        """The recording that was replayed last: the program has its gradients."""
         self._numbers = [i for i, role in enumerate(section.roles) if role == "number"]
         self._inputs = [i for i, role in enumerate(section.roles) if role == "input"]
 
@@ -62,6 +65,8 @@ class StaticReplay:
             gradients: position of the argument, by position of the result.
         """
         self._gradients = gradients if can_be_handed_out() else {}
+        if self._gradients:  # other sections must not write what the program has
+            self._pool = self._device.new_pool()
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         if self.record.refused:
@@ -78,7 +83,7 @@ class StaticReplay:
         if not recording.fits(args):
             return self._elsewhere(key, args)
         self._misfit = None
-        if not recording.may_write(args):
+        if not all(each.may_write(args) for each in {recording, self._last or recording}):
             return self._in_use(args)
         if len(self._recordings) > 1:
             self._recordings.move_to_end(key)
@@ -86,6 +91,7 @@ class StaticReplay:
 
     def _replayed(self, recording: Recording, args: list[Any]) -> Sequence[Any]:
         self.record.replays += 1
+        self._last = recording
         results = recording.replay(args)
         if self._writes:
             compat.increment_version([args[i] for i in self._writes])
@@ -119,7 +125,7 @@ class StaticReplay:
         """Runs a call while the program uses a gradient of an earlier one; from then on it gets copies."""
         while self._recordings:
             self._drop(next(iter(self._recordings)))
-        self._gradients = {}
+        self._gradients, self._last = {}, None
         return self._plainly(args, "a gradient of an earlier step is in use: gradients are copied from now on")
 
     def _plainly(self, args: list[Any], reason: str) -> Sequence[Any]:
@@ -128,7 +134,7 @@ class StaticReplay:
 
     def _record(self, key: Any, args: list[Any]) -> Sequence[Any]:
         try:
-            recording = Recording(self._run, self._section, args, self._device, self._gradients)
+            recording = Recording(self._run, self._section, args, self._device, self._gradients, self._pool)
         except Exception as error:  # the report says so
             self.record.refused = f"cannot be recorded: {first_line(error)}"
             return self._plainly(args, self.record.refused)

@@ -17,7 +17,7 @@ static c10::TensorImpl* gradient_of(PyObject* tensor) {
 
 static bool has_weak_references(PyObject* object) {
     const Py_ssize_t at = Py_TYPE(object)->tp_weaklistoffset;
-    return at > 0 && *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + at);
+    return at != 0 && *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object) + at);
 }
 
 // References to a tensor: Python's, those of C++, and both kinds to its storage.

@@ -97,6 +97,9 @@ def capture(
     def once(known: Specialization, point: StopPoint | None) -> Captured | Specialization | StopPoint:
         return _capture_once(fn, args, kwargs, name, known, point, in_order)
 
+    if torch.cuda.is_initialized():
+        with compat.outside_tracing():
+            compat.settle_cuda()
     try:
         return _attempt(once, spec, None)
     except CaptureFailed as error:
@@ -332,8 +335,9 @@ def _keep_grad_mode(world: TraceWorld, before: compat.GlobalState, grad_mode: bo
     """Keeps a grad mode that the step, or the part so far, sets, as an effect; refuses other settings."""
     now = torch.is_grad_enabled()
     torch.set_grad_enabled(grad_mode)
-    if not before.same_settings():
-        reason = "leaves a global setting of torch changed (autocast, determinism, default dtype...)"
+    changed = before.changed_settings()
+    if changed:
+        reason = f"leaves a global setting of torch changed (autocast, determinism, default dtype...): {changed[0]}"
         world.heap.refuse("SFX111", reason)
     torch.set_grad_enabled(now)
     if now != grad_mode:

@@ -6,6 +6,7 @@ replay on a device would be silently wrong.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -107,13 +108,15 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 class RecordedCalls:
     """What a recording launches."""
 
-    def __init__(self, recorder: _Recorder) -> None:
+    def __init__(self, recorder: _Recorder, pool: weakref.WeakSet[RecordedCalls]) -> None:
         self._calls, self._own = recorder.calls, list(recorder.own.values())
+        self._pool = pool
+        pool.add(self)
 
     def replay(self) -> None:
         """Runs the recorded operators on the recorded addresses; everything in the pool is overwritten first."""
         with torch.no_grad(), compat.below_autograd():
-            for memory in self._own:
+            for memory in [each for recorded in self._pool for each in recorded._own]:
                 memory.fill_(float("nan") if memory.is_floating_point() else 1)
             for func, args, kwargs, made in self._calls:
                 out = func(*tree_map(_strong, args), **tree_map(_strong, kwargs))
@@ -135,8 +138,15 @@ class HostRecorder:
 
     def __init__(self) -> None:
         self.recordings = 0
+        self._shared: weakref.WeakSet[RecordedCalls] = weakref.WeakSet()
 
-    def record(self, run: Callable[[], Sequence[Any]]) -> tuple[RecordedCalls, Sequence[Any]]:
+    def new_pool(self) -> weakref.WeakSet[RecordedCalls]:
+        """Returns a memory pool for recordings, each of which overwrites the results of the others."""
+        return weakref.WeakSet()
+
+    def record(
+        self, run: Callable[[], Sequence[Any]], pool: weakref.WeakSet[RecordedCalls] | None
+    ) -> tuple[RecordedCalls, Sequence[Any]]:
         """Records the operators that ``run`` calls; what they write outside, and draw, is undone."""
         recorder = _Recorder()
         state = torch.get_rng_state()
@@ -148,7 +158,7 @@ class HostRecorder:
             for whole, contents in recorder.saved.values():
                 whole.copy_(contents)
         self.recordings += 1
-        return RecordedCalls(recorder), results
+        return RecordedCalls(recorder, self._shared if pool is None else pool), results
 
     def buffer_like(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns memory with a tensor's layout."""

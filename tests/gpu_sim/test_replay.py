@@ -19,6 +19,7 @@ from sidefx_train.compile.gpu.replaying import recording_on_host
 from sidefx_train.compile.gpu.simulation.recorder import HostRecorder
 from tests.gpu import programs
 from tests.gpu.compare import check
+from tests.gpu.training import BATCHES, CHANGES, USES, Training, both
 
 _NOT_RECORDED = {programs.mlp_scaler, programs.mlp_adam_capturable}
 
@@ -40,61 +41,6 @@ def test_programs(make):
         assert graph.plain == {"first call with its sizes and numbers": 1}, report
 
 
-BATCHES = [(torch.randn(4, 6, generator=torch.Generator().manual_seed(i)), torch.arange(4) % 3) for i in range(12)]
-
-
-class Training:
-    """A small training, eager or replayed; the world changes between its calls."""
-
-    def __init__(self, compiled: bool, accumulates: bool = False, **options: Any) -> None:
-        torch.manual_seed(0)
-        self.net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
-        self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=0.05, fused=True)
-
-        def step(x: Any, y: Any) -> Any:
-            if not accumulates:
-                self.optimizer.zero_grad()
-            loss = F.cross_entropy(self.net(x), y)
-            loss.backward()
-            if not accumulates:
-                self.optimizer.step()
-            return loss
-
-        self.step: Any = sidefx_train.compile(step, backend="aot_eager", **options) if compiled else step
-
-    @property
-    def graph(self) -> Any:
-        return self.step.report().captures[-1].cuda_graph
-
-    def values(self) -> list[torch.Tensor]:
-        state = [t for each in self.optimizer.state.values() for t in each.values() if isinstance(t, torch.Tensor)]
-        grads = [p.grad for p in self.net.parameters() if p.grad is not None]
-        return [t.detach().clone() for t in (*self.net.parameters(), *grads, *state)]
-
-
-def both(between: Any, **options: Any) -> tuple[Training, Any, Any]:
-    """Runs a training eagerly and replayed, with ``between(training, call)`` before every call; compares all values."""
-    seen: list[Any] = []
-    for compiled in (False, True):
-        training = Training(compiled, **options)
-        kept = []
-        for call, batch in enumerate(BATCHES):
-            kept.append(between(training, call))
-            kept.append(training.step(*batch))
-        seen.append((kept, training.values()))
-    flat = [[*_tensors(kept), *values] for kept, values in seen]
-    assert len(flat[0]) == len(flat[1])
-    for expected, found in zip(*flat, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-    return training, seen[1][0], seen[0][0]
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value.detach()]
-    return [t for each in value for t in _tensors(each)] if isinstance(value, (list, tuple)) else []
-
-
 def test_losses_that_are_kept_stay_right():
     training, kept, _ = both(lambda training, call: None)
     assert training.graph.replays == len(BATCHES) - 1
@@ -112,19 +58,7 @@ def test_gradients_are_written_again_where_nothing_else_uses_them():
     assert len(pointers) > 5 and all(each == pointers[0] for each in pointers)
 
 
-@pytest.mark.parametrize(
-    "keep",
-    [
-        lambda p: p.grad,
-        lambda p: p.grad[0],
-        lambda p: p.grad.detach(),
-        lambda p: p.grad.view(-1)[:1],
-        lambda p: p.grad * p.grad.new_ones(1).requires_grad_(),  # autograd saves it
-        lambda p: weakref.ref(p.grad),
-        lambda p: p.grad.untyped_storage(),
-    ],
-    ids=["itself", "a_part", "an_alias", "a_view", "saved_by_autograd", "weakly", "its_storage"],
-)
+@pytest.mark.parametrize("keep", USES.values(), ids=USES)
 @pytest.mark.parametrize("when", [3, 6])
 def test_a_gradient_that_is_used_elsewhere_is_copied(keep, when):
     held: list[Any] = []
@@ -168,34 +102,13 @@ def test_the_memory_of_a_gradient_is_replaced():
     both(between)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda t: [p.data.mul_(0.5) for p in t.net.parameters()],
-        lambda t: [setattr(p, "data", p.data * 0.5) for p in t.net.parameters()],
-        lambda t: t.net.load_state_dict({k: v * 0.5 for k, v in t.net.state_dict().items()}),
-        lambda t: t.optimizer.load_state_dict(t.optimizer.state_dict()),
-        lambda t: t.optimizer.param_groups[0].update(lr=0.01),
-        lambda t: t.optimizer.param_groups[0].update(betas=(0.5, 0.9)),
-        lambda t: [each["exp_avg"].zero_() for each in t.optimizer.state.values()],
-        lambda t: [each.update(exp_avg=each["exp_avg"] * 0.1) for each in t.optimizer.state.values()],
-        lambda t: torch.nn.utils.vector_to_parameters(
-            torch.nn.utils.parameters_to_vector(t.net.parameters()).detach() * 0.9, t.net.parameters()
-        ),
-        lambda t: t.optimizer.zero_grad(set_to_none=False),
-        lambda t: t.net[0].weight.requires_grad_(False),
-    ],
-    ids=[
-        "in_place", "data", "load_model", "load_optimizer", "lr", "betas", "state_in_place", "state", "vector",
-        "zeroed_gradients", "frozen",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_the_world_changes(change):
     def between(training: Training, call: int) -> None:
         if call in (4, 8):
             change(training)
 
-    both(between, keep_slower=True)
+    both(between)
 
 
 def test_learning_rates_are_no_part_of_a_recording():

@@ -11,6 +11,7 @@ step              whole steps
 Needs Triton, which builds of torch for the CPU do not bring: ``pip install triton``.
 """
 
+from sidefx_train.compile.gpu.simulation.interpreter import DeviceAssertFailed as DeviceAssertFailed
 from sidefx_train.compile.gpu.simulation.kernels import Cubin as Cubin
 from sidefx_train.compile.gpu.simulation.kernels import HostMemoryRead as HostMemoryRead
 from sidefx_train.compile.gpu.simulation.lowering import LoweredGraph as LoweredGraph

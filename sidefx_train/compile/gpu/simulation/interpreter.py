@@ -10,6 +10,7 @@ import inspect
 import types
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,10 @@ import torch
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.gpu.simulation.libdevice import functions
+
+
+class DeviceAssertFailed(RuntimeError):
+    """A kernel found an index out of range. On a GPU, the process could not use the device any more."""
 
 
 @contextmanager
@@ -37,13 +42,20 @@ def interpreting() -> Iterator[None]:
         for name, function in functions().items():
             stack.enter_context(_attribute(library, name, function))
         stack.enter_context(_attribute(interpreter.InterpreterBuilder, "cast_impl", _cast))
+        stack.enter_context(_attribute(interpreter.InterpreterBuilder, "create_assert", _assert))
         stack.enter_context(knobs.runtime.scope())
         knobs.runtime.interpret = True
         stack.callback(interpreter._patch_lang(language).restore)
         yield
 
 
-def run_kernel(function: Any, args: tuple[Any, ...], constants: dict[str, Any], grid: tuple[int, int, int]) -> None:
+def run_kernel(
+    function: Any,
+    args: tuple[Any, ...],
+    constants: dict[str, Any],
+    grid: tuple[int, int, int],
+    asserts: bool = True,
+) -> None:
     """Runs a kernel for every point of a grid.
 
     Args:
@@ -51,6 +63,10 @@ def run_kernel(function: Any, args: tuple[Any, ...], constants: dict[str, Any], 
         args: its arguments, on the CPU.
         constants: its further arguments by name.
         grid: number of programs in each dimension.
+        asserts: assertions in it are tested.
+
+    Raises:
+        DeviceAssertFailed: one of them fails.
     """
     from triton.runtime.interpreter import _implicit_cvt, interpreter_builder
 
@@ -58,12 +74,18 @@ def run_kernel(function: Any, args: tuple[Any, ...], constants: dict[str, Any], 
     known = inspect.signature(function.fn).parameters
     given = inspect.getcallargs(body, *args, **{name: value for name, value in constants.items() if name in known})
     values = {name: value if name in constants else _implicit_cvt(value) for name, value in given.items()}
+    interpreter_builder.options = replace(interpreter_builder.options, debug=asserts, sanitize_overflow=False)
     interpreter_builder.set_grid_dim(*grid)
     for x in range(grid[0]):
         for y in range(grid[1]):
             for z in range(grid[2]):
                 interpreter_builder.set_grid_idx(x, y, z)
                 body(**values)
+
+
+def _assert(builder: Any, condition: Any, message: str) -> None:
+    if not condition:
+        raise DeviceAssertFailed(message)
 
 
 def _cast(builder: Any, value: Any, dtype: Any) -> Any:

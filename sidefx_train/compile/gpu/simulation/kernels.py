@@ -62,12 +62,14 @@ class SimulatedKernel:
 
         Raises:
             HostMemoryRead: an argument is a tensor of the host.
+            DeviceAssertFailed: an index is out of range.
         """
         kinds = [kind for kind in self.autotuner.triton_meta["signature"].values() if kind != "constexpr"]
         args = tuple(self._given(kind, arg) for kind, arg in zip(chain(kinds, repeat("i32")), args, strict=False))
         config = self._in_few_programs(args)
         args, grid = compat.launch(self.autotuner, args, config)
-        run_kernel(self.autotuner.fn, args, config.kwargs, grid)
+        asserts = self.autotuner.inductor_meta.get("assert_indirect_indexing", True)
+        run_kernel(self.autotuner.fn, args, config.kwargs, grid, asserts)
 
     def _given(self, kind: str, arg: Any) -> Any:
         """Returns an argument as the kernel gets it: as a number, if it is declared as one."""

@@ -46,11 +46,16 @@ class SimulatedStep:
         Raises:
             BackendError: a graph cannot be lowered, and the options ask for the error.
             GraphBreakError: the step cannot be captured, and they ask for that one.
-            Exception: a lowered graph failed; the step has run eagerly, as it does on a GPU, but without an error.
+            Exception: a lowered graph failed. The step has then run eagerly.
         """
         self._failures.clear()
-        with compat.replaced(compile_capture, "build", lambda before: self._lowered):
-            result = self._step(*args, **kwargs)
+        try:
+            with compat.replaced(compile_capture, "build", lambda before: self._lowered):
+                result = self._step(*args, **kwargs)
+        except Exception as error:
+            if self._failures:
+                raise self._failures[0] from error
+            raise
         if self._failures:
             raise self._failures[0]
         return result

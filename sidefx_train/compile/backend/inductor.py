@@ -47,6 +47,7 @@ from sidefx_train.compile.backend.runners.runner import generate
 from sidefx_train.compile.backend.runners.runner_update import write_tail
 from sidefx_train.compile.backend.verification.reference import Reference, functional_reference
 from sidefx_train.compile.functionalization.functionalize import functionalize
+from sidefx_train.compile.functionalization.moved_inputs import move_inputs
 from sidefx_train.compile.gpu.replaying import replaying
 from sidefx_train.compile.graph.artifacts import Executable, FunctionalGraph, RunnerPlan, TracedGraph
 from sidefx_train.compile.graph.fx_utils import copied, generators
@@ -234,6 +235,7 @@ def _lower(traced: TracedGraph, config: CompileConfig, clock: Clock, kept: bool)
 
 
 def _lower_alone(traced: TracedGraph, config: CompileConfig, clock: Clock, kept: bool) -> Lowered:
+    traced, moved = move_inputs(traced)
     relied_on = set(compat.recorded_conditions(traced.fake_mode.shape_env))
     with compat.inductor_options(options(config)):
         decompositions = compat.inductor_decompositions()
@@ -253,6 +255,7 @@ def _lower_alone(traced: TracedGraph, config: CompileConfig, clock: Clock, kept:
             channels_last=last,
             instead=composites,
         )
+        graph = replace(graph, moved=moved)
         clock.lap("functionalize")
         join_complex(graph.module, traced.fake_mode)
         compared = traced.uses_rng and config.rng != "eager" and config.verify != 0

@@ -76,6 +76,7 @@ class Recording:
         pool: Any,
     ) -> None:
         self._fixed = _Addresses(args, [i for i, role in enumerate(section.roles) if role in ("static", "written")])
+        self._waits = section.waits
         self._copied = [i for i, role in enumerate(section.roles) if role == "input"]
         self._buffers = [device.buffer_like(args[i]) for i in self._copied]
         given = list(args)
@@ -105,7 +106,7 @@ class Recording:
     def replay(self, args: list[Any]) -> Sequence[Any]:
         """Runs the section for a call with the same layouts and numbers; results that escape are copies."""
         for i, buffer in zip(self._copied, self._buffers, strict=True):
-            buffer.copy_(args[i], non_blocking=True)
+            buffer.copy_(args[i], non_blocking=i not in self._waits)
         self._launcher.replay()
         results = list(self._results)
         for position, copier in self._copiers:

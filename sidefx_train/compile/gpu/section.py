@@ -28,12 +28,14 @@ class Section:
         roles: role of each.
         escaping: positions of results that leave the step, or that the rest of the runner keeps.
         with_tail: the operations after the graph belong to it.
+        waits: positions of the inputs whose copy the host must wait for.
     """
 
     names: tuple[str, ...]
     roles: tuple[Role, ...]
     escaping: tuple[int, ...]
     with_tail: bool
+    waits: frozenset[int] = frozenset()
 
 
 def learning_rates_on_device(plan: RunnerPlan) -> RunnerPlan:
@@ -78,7 +80,9 @@ def section_of(plan: RunnerPlan, graph: fx.Graph) -> Section:
     kept = "\n".join((*plan.late, *(str(out.value) for out in plan.outputs if out.kind == "result")))
     kept += "" if with_tail else "\n".join(tail_names)
     escaping = sorted({int(name[1:]) for name in re.findall(r"\br\d+\b", kept)})
-    return Section(tuple(names), roles, tuple(escaping), with_tail)
+    waiting = {f"a{position}" for position, without_waiting in plan.moved if not without_waiting}
+    waits = frozenset(i for i, name in enumerate(names) if name in waiting)
+    return Section(tuple(names), roles, tuple(escaping), with_tail, waits)
 
 
 def _role(plan: RunnerPlan, name: str, written: set[str]) -> Role:

@@ -191,6 +191,7 @@ class RunnerPlan:
             whole graph has succeeded (a later error in the graph must not leave them behind).
         metadata_updates: positions of inputs with changed layout, with the new size, stride, and relative offset.
         tail: operations run after the graph on the real inputs and on results.
+        moved: (input position, the host need not wait): inputs that the runner moves to the device.
         counters: (input position, host number): inputs on the CPU that the runner sets after the graph.
         device: the accelerator that the graph runs on, and the scalar buffer is on; ``None``: the CPU.
         outputs: how each user output is made.
@@ -214,6 +215,7 @@ class RunnerPlan:
     deferred_copies: tuple[tuple[str, str], ...] = ()
     metadata_updates: tuple[tuple[int, tuple[int, ...], tuple[int, ...], int], ...] = ()
     tail: tuple[TailCall, ...] = ()
+    moved: tuple[tuple[int, bool], ...] = ()
     counters: tuple[tuple[int, str], ...] = ()
     device: torch.device | None = None
     outputs: tuple[Output, ...] = ()

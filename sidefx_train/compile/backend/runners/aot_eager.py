@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import fx
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend.runners.runner import generate
 from sidefx_train.compile.functionalization.functionalize import functionalize
+from sidefx_train.compile.functionalization.moved_inputs import move_inputs
 from sidefx_train.compile.gpu.replaying import records_on_host, replaying
 from sidefx_train.compile.graph.alias_analysis import Aliases
 from sidefx_train.compile.graph.artifacts import Executable, FunctionalGraph, TracedGraph
@@ -24,7 +26,8 @@ def build_functional(
 ) -> Executable:
     """Functionalizes the graph and runs it op by op, or through ``compiler(gm, example_inputs)``."""
     start = time.perf_counter()
-    graph = functionalize(traced, tensor_scalars=compiler is not None or records_on_host())
+    traced, moved = move_inputs(traced)
+    graph = replace(functionalize(traced, tensor_scalars=compiler is not None or records_on_host()), moved=moved)
     functional = time.perf_counter()
     module = graph.module
     readable = module.print_readable(print_output=False)

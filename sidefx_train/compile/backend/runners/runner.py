@@ -160,6 +160,7 @@ def generate(
     if replaying is not None:
         tail = _run_section(graph, source, target, replaying, tail)
         return _finished(graph, source, tail, counts)
+    _move(graph, source)
     source(f"given = [{', '.join(graph.feeds)}]")
     source(_FORGET)
     if uses_rng and not (graph.covered and graph.report is None):
@@ -210,6 +211,13 @@ def _fill_block(graph: RunnerPlan, source: RunnerSource) -> None:
     source("    last[0] = numbers")
 
 
+def _move(graph: RunnerPlan, source: RunnerSource) -> None:
+    """Writes the moves of inputs to the device; those of a recording are there already."""
+    for position, without_waiting in graph.moved:
+        source.bind("device", graph.device)
+        source(f"a{position} = a{position}.to(device, non_blocking={without_waiting})")
+
+
 def _run_section(
     graph: RunnerPlan,
     source: RunnerSource,
@@ -224,6 +232,7 @@ def _run_section(
     if section.names:
         inner(f"{tuple_text(list(section.names))} = args")
     inner("args.clear()")
+    _move(graph, inner)
     inner(f"given = [{', '.join(graph.feeds)}]")
     inner(f"{target}graph(given)")
     for written, name in graph.deferred_copies:

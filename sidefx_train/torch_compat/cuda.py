@@ -10,21 +10,36 @@ import torch
 __all__ = ["end_broken_capture", "settle_cuda"]
 
 
-def end_broken_capture(device: int, pool: Any) -> None:
-    """Takes back what ``CUDAGraph.capture_end`` leaves behind if the capture was invalidated.
+def end_broken_capture(graph: torch.cuda.CUDAGraph, device: int, pool: Any) -> bool:
+    """Takes back what a capture leaves behind that did not begin, or in which an operation failed.
 
     Upstream: the allocator keeps routing memory to the pool, and the random generators believe in a capture: every draw
     outside of one raises. Seen in torch 2.11.
+
+    Returns:
+        True if graphs recorded before draw from another state than the generator has now.
     """
+    for end in (graph.capture_end, lambda: torch._C._cuda_endAllocateToPool(device, pool)):
+        try:
+            end()
+        except RuntimeError:  # it says that the capture was invalidated, or there is none any more
+            continue
+    generator = torch.cuda.default_generators[device]
+    if _draws(generator):
+        return False
+    generator.graphsafe_set_state(generator.clone_state())  # a new state with the same numbers
+    return True
+
+
+def _draws(generator: torch.Generator) -> bool:
+    """Returns True if numbers can be drawn; the state stays."""
+    before = generator.get_state()
     try:
-        torch._C._cuda_endAllocateToPool(device, pool)
-    except RuntimeError:  # this release has ended it
-        pass
-    empty = torch.cuda.CUDAGraph()
-    empty.capture_begin(capture_error_mode="thread_local")  # a capture that ends well resets the generators
-    torch.zeros(1, device=device)
-    empty.capture_end()
-    empty.reset()
+        torch.empty(1, device=generator.device).normal_(generator=generator)
+    except RuntimeError:
+        return False
+    generator.set_state(before)
+    return True
 
 
 @cache

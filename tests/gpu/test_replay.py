@@ -114,6 +114,8 @@ def test_nothing_synchronizes():
 
 
 def test_two_models_and_their_ends():
+    Training(True, "cuda").step(BATCHES[0][0].cuda(), BATCHES[0][1].cuda())  # workspaces of libraries
+    gc.collect()
     before = torch.cuda.memory_allocated()
     trainings = [Training(True, "cuda") for _ in range(2)]
     for x, y in BATCHES:
@@ -123,7 +125,7 @@ def test_two_models_and_their_ends():
         assert torch.equal(a, b)
     del trainings, training, a, b
     gc.collect()
-    assert torch.cuda.memory_allocated() <= before + 2**20
+    assert torch.cuda.memory_allocated() <= before + 2**26  # and those of the stream of recordings
 
 
 def test_a_model_moves_to_another_device_and_back():

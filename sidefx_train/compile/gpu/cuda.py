@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,46 +12,68 @@ import torch
 from sidefx_train import torch_compat as compat
 
 
+class Pool:
+    """Memory of recordings, each of which may overwrite the results of the others."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
+
+    @property
+    def handle(self) -> Any:
+        """The allocator's name for the memory; it forgets one whose graphs are all gone."""
+        if not self._graphs:
+            self._handle = torch.cuda.graph_pool_handle()
+        return self._handle
+
+    def add(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Keeps the handle while a graph exists."""
+        self._graphs.add(graph)
+
+
 class CudaDevice:
-    """One CUDA device, whose recordings are made on one stream."""
+    """One CUDA device, whose recordings are made on one stream.
+
+    Attributes:
+        epoch: recordings of an earlier epoch draw from another random state than the program.
+    """
 
     def __init__(self, device: torch.device) -> None:
+        self.epoch = 0
         self._device = device
-        self._shared = torch.cuda.graph_pool_handle()
+        self._shared = Pool()
         self._stream = torch.cuda.Stream(device)
 
-    def new_pool(self) -> Any:
+    def new_pool(self) -> Pool:
         """Returns a memory pool for recordings, each of which may overwrite the results of the others."""
-        return torch.cuda.graph_pool_handle()
+        return Pool()
 
-    def record(self, run: Callable[[], Sequence[Any]], pool: Any) -> tuple[torch.cuda.CUDAGraph, Sequence[Any]]:
+    def record(self, run: Callable[[], Sequence[Any]], pool: Pool | None) -> tuple[torch.cuda.CUDAGraph, Sequence[Any]]:
         """Records what ``run`` launches, without executing it; ``None`` is a pool for all recordings of the device.
 
         Raises:
             RuntimeError: an operation cannot be recorded.
         """
-        graph = torch.cuda.CUDAGraph()
+        graph, pool = torch.cuda.CUDAGraph(), pool or self._shared
         current = torch.cuda.current_stream(self._device)
         with torch.cuda.device(self._device):
             torch.cuda.synchronize()
             self._stream.wait_stream(current)
             with torch.cuda.stream(self._stream):
-                results = self._recorded(graph, self._shared if pool is None else pool, run)
+                results = self._recorded(graph, pool.handle, run)
             current.wait_stream(self._stream)
+        pool.add(graph)
         return graph, results
 
-    def _recorded(self, graph: torch.cuda.CUDAGraph, pool: Any, run: Callable[[], Sequence[Any]]) -> Sequence[Any]:
-        # Threads that compile in the background may allocate memory meanwhile.
-        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    def _recorded(self, graph: torch.cuda.CUDAGraph, handle: Any, run: Callable[[], Sequence[Any]]) -> Sequence[Any]:
         try:
+            # Threads that compile in the background may allocate memory meanwhile.
+            graph.capture_begin(pool=handle, capture_error_mode="thread_local")
             results = run()
+            graph.capture_end()
         except BaseException:
-            try:
-                graph.capture_end()
-            except RuntimeError:  # the operation invalidated the capture
-                compat.end_broken_capture(self._device.index or 0, pool)
+            self.epoch += compat.end_broken_capture(graph, self._device.index or 0, handle)
             raise
-        graph.capture_end()
         return results
 
     def buffer_like(self, tensor: torch.Tensor) -> torch.Tensor:

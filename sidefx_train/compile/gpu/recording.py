@@ -24,7 +24,13 @@ class Launcher(Protocol):
 
 
 class Device(Protocol):
-    """Records work of a device."""
+    """Records work of a device.
+
+    Attributes:
+        epoch: recordings of an earlier epoch draw from another random state than the program.
+    """
+
+    epoch: int
 
     def new_pool(self) -> Any:
         """Returns a memory pool for recordings, each of which may overwrite the results of the others."""
@@ -76,6 +82,7 @@ class Recording:
         pool: Any,
     ) -> None:
         self._fixed = _Addresses(args, [i for i, role in enumerate(section.roles) if role in ("static", "written")])
+        self._device, self._epoch = device, device.epoch
         self._waits = section.waits
         self._copied = [i for i, role in enumerate(section.roles) if role == "input"]
         self._buffers = [device.buffer_like(args[i]) for i in self._copied]
@@ -96,8 +103,8 @@ class Recording:
         self.memory = sum(each.nbytes for each in self._results if isinstance(each, torch.Tensor))
 
     def fits(self, args: list[Any]) -> bool:
-        """Returns True if every tensor that is not copied is where it was."""
-        return self._fixed.hold(args)
+        """Returns True if every tensor that is not copied is where it was, and the random state too."""
+        return self._epoch == self._device.epoch and self._fixed.hold(args)
 
     def may_write(self, args: list[Any]) -> bool:
         """Returns True if nothing but gradients, which the step sets anew, refers to results that were handed out."""

@@ -12,6 +12,7 @@ from torch import fx
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.graph.artifacts import Name, RunnerPlan, TailCall
+from sidefx_train.compile.graph.fx_utils import written_args
 
 Role = Literal["static", "written", "input", "number", "unused"]
 """Of an argument of the section: a tensor whose address does not change; one of the caller's that is written, which
@@ -135,7 +136,9 @@ _WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "_assert_
 
 
 def _why_not_node(node: fx.Node, device: torch.device | None) -> str:
-    if node.op == "placeholder" and not node.users:
+    if not node.users and not written_args(node):
+        return ""
+    if node.target is torch.ops.aten.full.default and not node.args[0]:  # a number, and a replay keeps it
         return ""
     value = node.meta.get("val")
     for each in value if isinstance(value, (list, tuple)) else (value,):

@@ -134,10 +134,11 @@ class HostRecorder:
 
     Attributes:
         recordings: number of recordings made.
+        epoch: recordings of an earlier epoch draw from another random state than the program.
     """
 
     def __init__(self) -> None:
-        self.recordings = 0
+        self.recordings = self.epoch = 0
         self._shared: weakref.WeakSet[RecordedCalls] = weakref.WeakSet()
 
     def new_pool(self) -> weakref.WeakSet[RecordedCalls]:

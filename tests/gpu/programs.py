@@ -111,7 +111,7 @@ def mlp_rmsprop(device: str) -> Program:
 
 def mlp_autocast(device: str) -> Program:
     net = _mlp(device)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, fused=True)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)  # Adam's first step has the sign of a rounded gradient
     return _trained(net, optimizer, _labels(device), cast=torch.bfloat16)
 
 

@@ -33,7 +33,7 @@ def device():
 
 @pytest.mark.parametrize("make", [each for each in programs.PROGRAMS if each not in _NOT_RECORDED])
 def test_programs(make):
-    step = check(make, "cpu", 0.1 if make is programs.mlp_autocast else 1e-5, backend="aot_eager")
+    step = check(make, "cpu", 2e-2 if make is programs.mlp_autocast else 1e-5, backend="aot_eager")
     report = step.report()
     for capture in report.captures[-1:]:
         graph = capture.cuda_graph

@@ -91,6 +91,8 @@ def options(config: CompileConfig, graph: FunctionalGraph | None = None) -> dict
         "cpp_wrapper_build_separate": True,  # the wrapper is a source of its own: see build_library.py
         "cpp.use_two_step_variance_threshold": 2**40,  # Welford's update divides once per element
     }
+    if graph is not None and graph.device is not None:
+        chosen["size_asserts"] = True  # of results of libraries: kernels write by the planned layout; replays skip it
     if graph is not None:
         chosen["cpp_wrapper"] = _one_cpp_call(graph.module)
         if graph.covered and graph.device is None:  # kernels on an accelerator assert, as eager's do

@@ -17,11 +17,11 @@ SEED   ?= 0
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
-.PHONY: train test test-torch vision slow fuzz opinfo bench cpython docs lint types unit clean help
+.PHONY: train test test-torch vision gpu slow fuzz opinfo bench cpython docs lint types unit clean help
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make train | make test | make test-torch TORCH=2.15.0 | make slow | make fuzz N=5000 | make bench ARGS='--only mlp_tiny' | make cpython | make opinfo | make docs | make lint | make clean"
+	@echo "make train | make test | make test-torch TORCH=2.15.0 | make slow | make fuzz N=5000 | make bench ARGS='--only mlp_tiny' | make cpython | make opinfo | make gpu | make docs | make lint | make clean"
 
 # A stamp is newer than what it was installed from, so an up-to-date .venv costs nothing.
 $(VENV)/.stamp-venv:
@@ -72,6 +72,10 @@ test-torch:
 		--no-build-isolation -e '.[test]'
 	touch $(foreach stamp,venv torch run test,.venv-torch-$(TORCH)/.stamp-$(stamp))
 	$(MAKE) $(TORCH_RUN) VENV=.venv-torch-$(TORCH)
+
+# On a machine with a CUDA device, with any torch that the virtual environment has.
+gpu:
+	$(BIN)/python -m pytest tests/gpu $(ARGS)
 
 # What takes minutes and proves little more than its like in `make test`.
 slow: $(VENV)/.stamp-test

@@ -1,0 +1,65 @@
+"""Results whose values are equal have storage of their own, as in eager."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import sidefx_train
+
+
+def zeroed(x: Any) -> Any:
+    tensors = [x + 1, x + 2, x.repeat(2)]
+    torch._foreach_zero_(tensors)
+    return tensors
+
+
+def filled(x: Any) -> Any:
+    return torch.full((4,), 2.0), torch.full((4,), 2.0), torch.full((2, 2), 2.0).view(4)
+
+
+def same_sums(x: Any) -> Any:
+    return x + 1, (x + 1).view(2, -1), x * 2, x * 2
+
+
+def aliases(x: Any) -> Any:
+    made = x + 1
+    return made, made.view(2, -1), made.detach()
+
+
+@pytest.mark.parametrize("step", [zeroed, filled, same_sums, aliases])
+def test_who_writes_one_result_changes_what_eager_changes(step):
+    def written(results: Any) -> list[Any]:
+        for number, result in enumerate(results):
+            result.flatten()[0] += 10 ** (number + 1)
+        return [result.tolist() for result in results]
+
+    x = torch.arange(4.0)
+    assert written(sidefx_train.compile(step)(x)) == written(step(x))
+
+
+def test_gradients_of_zeros_are_tensors_of_their_own():
+    """Regression: layers of one size shared a gradient after ``zero_grad(set_to_none=False)`` in the first step."""
+    runs = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+        def step(x: Any, net: Any = net, optimizer: Any = optimizer) -> Any:
+            loss = net(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+            return loss.detach()
+
+        run = sidefx_train.compile(step, keep_slower=True) if compiled else step
+        losses = [run(torch.full((2, 4), float(call))) for call in range(4)]
+        gradients = {p.grad.untyped_storage().data_ptr() for p in net.parameters()}
+        assert len(gradients) == len(list(net.parameters()))
+        runs.append(torch.stack(losses))
+    torch.testing.assert_close(*runs)
+    assert not run.report().breaks

@@ -47,7 +47,7 @@ def test_gradients_of_zeros_are_tensors_of_their_own():
     for compiled in (False, True):
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4))
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, foreach=True)
 
         def step(x: Any, net: Any = net, optimizer: Any = optimizer) -> Any:
             loss = net(x).square().mean()

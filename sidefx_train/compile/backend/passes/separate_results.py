@@ -34,7 +34,9 @@ def separate_results(module: fx.GraphModule, before: tuple[Any, ...], escaping: 
         root, own = _root(node), compat.storage_id(was)
         if taken.setdefault(root, own) == own:
             continue
-        with module.graph.inserting_before(output):
+        # Before the updates of inputs, which come last.
+        before_it = node.next if node.op != "placeholder" else inputs[-1].next
+        with module.graph.inserting_before(before_it):
             copy = module.graph.call_function(torch.ops.aten.clone.default, (node,))
         value = node.meta["val"]
         with value.fake_mode:  # with storage of its own: later passes compare it

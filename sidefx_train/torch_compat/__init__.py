@@ -28,6 +28,7 @@ from sidefx_train.torch_compat.autograd import running_node as running_node
 from sidefx_train.torch_compat.autograd import saved_are_released as saved_are_released
 from sidefx_train.torch_compat.autograd import set_creation as set_creation
 from sidefx_train.torch_compat.autograd import set_version as set_version
+from sidefx_train.torch_compat.autograd import set_versions as set_versions
 from sidefx_train.torch_compat.autograd import share_version_counter as share_version_counter
 from sidefx_train.torch_compat.autograd import training_kernels as training_kernels
 from sidefx_train.torch_compat.autograd import unchecked_saved as unchecked_saved

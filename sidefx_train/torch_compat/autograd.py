@@ -85,7 +85,12 @@ VERSIONS = 1 << 32
 
 def set_version(tensor: torch.Tensor, version: int) -> None:
     """Sets a tensor's version counter, which its views share."""
-    torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+    set_versions((tensor,), (version,))
+
+
+def set_versions(tensors: tuple[torch.Tensor, ...], versions: tuple[int, ...]) -> None:
+    """Sets the version counters of tensors."""
+    torch._C._autograd._unsafe_set_version_counter(tensors, versions)
 
 
 def has_no_derivative(node: Any) -> bool:

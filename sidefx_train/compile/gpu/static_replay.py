@@ -11,9 +11,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sidefx_train import torch_compat as compat
 from sidefx_train.compile.gpu.recording import Device, Recording, can_be_handed_out
 from sidefx_train.compile.gpu.section import Section
+from sidefx_train.compile.native import increment_versions
 from sidefx_train.report import CudaGraphRecord
 
 _MOST_SEEN = 1024
@@ -51,7 +51,7 @@ class StaticReplay:
         self._misfit: Any = None
         self._dropped = 0
         self._gradients: dict[int, int] = {}
-        self._writes: list[int] = []
+        self._writes: tuple[int, ...] = ()
         self._pool: Any = None
         self._last: Recording | None = None
         """The recording that was replayed last: the program has its gradients."""
@@ -94,7 +94,7 @@ class StaticReplay:
         self._last = recording
         results = recording.replay(args)
         if self._writes:
-            compat.increment_version([args[i] for i in self._writes])
+            increment_versions(args, self._writes)
         return results
 
     def _key(self, args: list[Any]) -> Any:
@@ -106,7 +106,7 @@ class StaticReplay:
         fixed = [(i, args[i]) for i, role in enumerate(self._section.roles) if role in ("static", "written")]
         before = [tensor._version for _, tensor in fixed]
         results = self._plainly(args, "first call with its sizes and numbers")
-        self._writes = [i for (i, t), was in zip(fixed, before, strict=True) for _ in range(t._version - was)]
+        self._writes = tuple(i for (i, t), was in zip(fixed, before, strict=True) for _ in range(t._version - was))
         return results
 
     def _elsewhere(self, key: Any, args: list[Any]) -> Sequence[Any]:

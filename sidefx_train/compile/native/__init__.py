@@ -15,6 +15,7 @@ from sidefx_train.compile.native.build import (
     start_build,
 )
 from sidefx_train.compile.native.matmul_kernel import NARROW
+from sidefx_train.compile.native.set_many import increment_versions, set_gradients, set_versions
 
 __all__ = [
     "NARROW",
@@ -24,10 +25,13 @@ __all__ = [
     "guards_if_stored",
     "guards_module",
     "guards_ready",
+    "increment_versions",
     "lstm_module",
     "native_module",
     "native_ready",
     "products_module",
     "rows_module",
+    "set_gradients",
+    "set_versions",
     "start_build",
 ]

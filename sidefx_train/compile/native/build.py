@@ -33,6 +33,7 @@ from sidefx_train.compile.native import (
     matmul_kernel,
     optimizer_updates,
     replay_memory,
+    tensor_effects,
     tensor_impl,
     warning_hook,
 )
@@ -116,14 +117,25 @@ _AROUND = _Module(
 )
 _GUARDS = _Module(
     "sidefx_guards",
-    tensor_impl.SOURCE + guard_program.SOURCE + entry_holder.SOURCE + warning_hook.SOURCE + replay_memory.SOURCE,
-    ("find_tensor_words", "entry_holder", "are_at", "are_unshared", "uses_of"),
+    "".join(
+        each.SOURCE for each in (tensor_impl, guard_program, entry_holder, warning_hook, replay_memory, tensor_effects)
+    ),
+    (
+        "find_tensor_words",
+        "entry_holder",
+        "are_at",
+        "are_unshared",
+        "uses_of",
+        "set_gradients",
+        "set_versions",
+        "increment_versions",
+    ),
     (
         '{"tensors_readable", tensors_readable, METH_NOARGS, nullptr},',
         '{"guard_program", guard_program, METH_O, nullptr},',
         '{"observe_warnings", observe_warnings, METH_O, nullptr},',
     ),
-    "guards, holders of entries, hook of warnings, memory of replays",
+    "guards, holders of entries, hook of warnings, memory of replays, gradients and versions",
     reads_tensors=True,
 )
 
@@ -188,6 +200,11 @@ def guards_ready() -> bool:
 def guards_if_stored() -> ModuleType | None:
     """Returns the guards if they are built, in this process or an earlier one; ``None`` otherwise."""
     return _GUARDS.get() if _GUARDS.done or _guards_are_stored() else None
+
+
+def guards_if_done() -> ModuleType | None:
+    """Returns the guards if they are loaded in this process; ``None`` otherwise."""
+    return _GUARDS.module
 
 
 @cache

@@ -19,6 +19,8 @@ struct HeldTensor;  // metadata of a tensor when the program was built
 // Words between a tensor's PyObject and its TensorImpl pointer; hooks and post-accumulate hooks follow. -1: unknown.
 static Py_ssize_t impl_word = -1;
 
+static PyTypeObject* tensor_type;  // torch.Tensor
+
 static PyObject** tensor_words(PyObject* tensor) { return reinterpret_cast<PyObject**>(tensor); }
 
 // A tensor's hooks (1) or post-accumulate hooks (2).
@@ -108,6 +110,7 @@ struct ThreadKeys {
 static PyObject* find_tensor_words(PyObject*, PyObject* const* a, Py_ssize_t count) {
     if (count != 4) { PyErr_SetString(PyExc_TypeError, "find_tensor_words takes 4 arguments"); return nullptr; }
     impl_word = -1;
+    tensor_type = Py_TYPE(a[0]);
 #ifdef SIDEFX_TENSORS
     PyObject** words = tensor_words(a[0]);
     void* address = PyLong_AsVoidPtr(a[1]);

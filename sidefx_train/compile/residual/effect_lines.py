@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+import itertools
+
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.source_writer import Writer
 from sidefx_train.compile.capture.shadows.containers.iterators import advance
 from sidefx_train.compile.capture.shadows.deferred_values import TraceKey
 from sidefx_train.compile.capture.side_effects.effect import Effect
 from sidefx_train.compile.common.type_checks import safe_isinstance
+from sidefx_train.compile.native import set_gradients
 from sidefx_train.compile.residual.reconstruct import Rebuilder
 
 _ATTRIBUTE_KINDS = frozenset({"set_attr", "del_attr", "set_slot", "del_slot", "set_class_attr"})
+
+
+class GradientLine(str):
+    """A line that sets the gradient of a tensor.
+
+    Attributes:
+        owner: code for the tensor.
+        position: position of the output that becomes its gradient; ``None`` for another value.
+    """
+
+    owner: str
+    position: int | None
+
+    def __new__(cls, owner: str, result: str, position: int | None) -> GradientLine:
+        made = super().__new__(cls, f"{owner}.grad = {result}")
+        made.owner, made.position = owner, position
+        return made
 
 
 def effect_lines(writer: Writer, rebuilder: Rebuilder, effect: Effect) -> list[str]:
@@ -70,7 +91,8 @@ def _content_lines(writer: Writer, rebuilder: Rebuilder, effect: Effect, owner: 
     if kind == "del_cell":
         return [f"del {owner}.cell_contents"]
     if kind == "set_grad":
-        return [f"{owner}.grad = {rebuilder.expression(value)}"]
+        result = rebuilder.expression(value)
+        return [GradientLine(owner, result, rebuilder.position(result))]
     items = [rebuilder.expression(item) for item in value]
     if kind == "remove":  # difference_update may rebuild the table
         return [call("discard", item) for item in items]
@@ -82,3 +104,28 @@ def _content_lines(writer: Writer, rebuilder: Rebuilder, effect: Effect, owner: 
     if kind == "extend":
         return [call("extend", sequence)]
     return [f"{owner}[:] = {sequence}"] if cls is None else [call("clear"), call("extend", sequence)]
+
+
+def gradients_at_once(writer: Writer, lines: list[str]) -> list[str]:
+    """Returns lines in which consecutive gradients of tensors that the entry holds are set by one call.
+
+    What it sets follows as comments.
+    """
+    made: list[str] = []
+    for together, run in itertools.groupby(lines, key=lambda line: _is_held_gradient(writer, line)):
+        group = list(run)
+        if together and len(group) > 1:
+            gradients = [line for line in group if isinstance(line, GradientLine)]
+            holders = writer.constant(tuple(writer.names[line.owner] for line in gradients), "holders")
+            positions = writer.constant(tuple(line.position for line in gradients), "positions")
+            made.append(f"{writer.constant(set_gradients)}({holders}, o, {positions})")
+            made += [f"# {line}" for line in gradients]
+        else:
+            made += group
+    return made
+
+
+def _is_held_gradient(writer: Writer, line: str) -> bool:
+    if not isinstance(line, GradientLine) or line.position is None:
+        return False
+    return compat.is_plain_strided(writer.names.get(line.owner))

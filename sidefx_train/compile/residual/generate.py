@@ -25,7 +25,7 @@ from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.source_literals import literal
 from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.graph.step_metadata import StepMetadata
-from sidefx_train.compile.residual.effect_lines import effect_lines, switch_line
+from sidefx_train.compile.residual.effect_lines import GradientLine, effect_lines, gradients_at_once, switch_line
 from sidefx_train.compile.residual.reconstruct import Rebuilder
 from sidefx_train.compile.residual.saved_tensor_refs import Seen
 from sidefx_train.compile.residual.view_replay import CustomView, IntermediateView, KnownOutputs
@@ -180,7 +180,7 @@ def _write(
     tests += writer.fetched
     epilogue = [*rebuilder.entry_aliases(), *rebuilder.lines[:built], *changes, *rebuilder.lines[built:]]
     epilogue.append(f"return proceed({result})" if suspended else f"return {result}")
-    source = _render(name, tests, inputs, epilogue)
+    source = _render(name, tests, inputs, gradients_at_once(writer, epilogue))
     guard_source = _render(name, tests, inputs, None)
     if any(map(_holds_fake, writer.names.values())):
         world.heap.refuse("SFX104", "cannot rebuild an object that holds a tensor")
@@ -204,22 +204,22 @@ def _write(
         rebuilder.made(),
         positional,
         keywords,
-        _gradients(effects.changes, written, source),
+        _gradients(effects.changes, written, epilogue),
     )
     return residual, rebuilder
 
 
-_SETS_GRADIENT = re.compile(r"\w+\.grad = o\[(\d+)\]")
-
-
-def _gradients(changes: Iterable[Effect], written: dict[int, list[str]], source: str) -> tuple[tuple[str, int], ...]:
-    """Returns the outputs that the source only assigns to the gradient of a tensor."""
-    uses = Counter(re.findall(r"\bo\[(\d+)\]", source))
+def _gradients(
+    changes: Iterable[Effect], written: dict[int, list[str]], epilogue: list[str]
+) -> tuple[tuple[str, int], ...]:
+    """Returns the outputs that the epilogue only assigns to the gradient of a tensor."""
+    uses = Counter(re.findall(r"\bo\[(\d+)\]", "\n".join(epilogue)))
     found = []
     for effect in changes:
-        line = _SETS_GRADIENT.fullmatch("".join(written[id(effect)])) if effect.kind == "set_grad" else None
-        if line is not None and uses[line[1]] == 1:
-            found.append((effect.target.label, int(line[1])))
+        lines = written[id(effect)]
+        line = lines[0] if len(lines) == 1 else None
+        if isinstance(line, GradientLine) and line.position is not None and uses[str(line.position)] == 1:
+            found.append((effect.target.label, line.position))
     return tuple(found)
 
 

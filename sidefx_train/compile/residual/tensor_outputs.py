@@ -68,6 +68,7 @@ class TensorRebuilder(ABC):
         self._begun: dict[int, int] = {}
         self._followed: dict[int, int] = {}
         self._index: dict[fx.Node, int] = {}
+        self._positions: dict[str, int] = {}
         self._given: list[TensorRecord] = []
         self._left: list[tuple[torch.Tensor, fx.Node, ViewChain | None]] = []
         self._entry_aliases: dict[int, tuple[str, TensorRecord]] = {}
@@ -85,7 +86,12 @@ class TensorRebuilder(ABC):
         if index is None:
             index = self._index[node] = len(self.outputs)
             self.outputs.append(node)
+            self._positions[f"o[{index}]"] = index
         return f"o[{index}]"
+
+    def position(self, expression: str) -> int | None:
+        """Returns the position of the output that an expression is; ``None`` for another expression."""
+        return self._positions.get(expression)
 
     def settle(self) -> None:
         """Subtracts from the versions of bases what replaying their views will add."""

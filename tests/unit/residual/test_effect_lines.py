@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 
 import pytest
+import torch
 
 from sidefx_train.compile.capture.guards.source import SourceTable
 from sidefx_train.compile.capture.guards.source_writer import Writer
 from sidefx_train.compile.capture.side_effects.effect import Effect
-from sidefx_train.compile.residual.effect_lines import effect_lines, switch_line
+from sidefx_train.compile.residual.effect_lines import (
+    GradientLine,
+    effect_lines,
+    gradients_at_once,
+    switch_line,
+)
 
 
 class Values:
@@ -17,6 +23,9 @@ class Values:
 
     def expression(self, value):
         return repr(value)
+
+    def position(self, expression):
+        return None
 
 
 def overriding(base):
@@ -94,3 +103,34 @@ def test_effects_before_all_others_write_no_line_here():
         assert effect_lines(Writer(), Values(), Effect(kind, source, None, True)) == []
     assert switch_line(Writer(), Effect("set_requires_grad", source, None, True)).endswith(".requires_grad_(True)")
     assert switch_line(Writer(), Effect("detach", source)).endswith(".detach_()")
+
+
+def test_consecutive_gradients_of_held_tensors_are_set_by_one_call():
+    writer, results = Writer(), [torch.full((2,), float(i)) for i in range(6)]
+    held = [torch.nn.Parameter(torch.zeros(2)) for _ in range(4)]
+    passed = torch.zeros(2, requires_grad=True)
+    of_subclass = torch.zeros(2).as_subclass(type("Own", (torch.Tensor,), {}))
+    owners = [writer.constant(each) for each in held]
+
+    def line(owner, position):
+        return GradientLine(owner, f"o[{position}]", position)
+
+    lines = [
+        line(owners[0], 0),
+        line(owners[1], 3),
+        "seen.append(p.grad)",
+        line(owners[2], 1),
+        line("passed", 2),
+        line(writer.constant(of_subclass), 4),
+        GradientLine(owners[3], "None", None),
+        line(owners[3], 5),
+    ]
+    made = gradients_at_once(writer, lines)
+    calls = [each for each in made if "(" in each and each[0] != "#"]
+    assert len(calls) == 2 and calls[1] == lines[2], "only the first two are set at once"
+    assert [each for each in made if each not in calls] == [f"# {lines[0]}", f"# {lines[1]}", *lines[3:]]
+    names = {**writer.names, "o": results, "passed": passed, "seen": [], "p": held[1]}
+    exec("\n".join(made), names)
+    tensors = [held[0], held[1], held[2], passed, of_subclass, held[3]]
+    assert all(each.grad is results[i] for each, i in zip(tensors, (0, 3, 1, 2, 4, 5), strict=True))
+    assert names["seen"][0] is results[3], "a line after the gradients reads them"

@@ -24,6 +24,7 @@ from sidefx_train.compile.common.source_literals import literal
 from sidefx_train.compile.functionalization.synthetic_bases import real_base
 from sidefx_train.compile.gpu.replaying import Replaying
 from sidefx_train.compile.graph.artifacts import Name, RunnerPlan
+from sidefx_train.compile.native import increment_versions, set_versions
 from sidefx_train.errors import AssumptionFailed, UnfinishedError
 
 _serial = itertools.count()
@@ -46,8 +47,9 @@ class RunnerSource:
             "operator": operator,
             "get_num_threads": torch.get_num_threads,
             "set_num_threads": torch.set_num_threads,
-            "increment_version": compat.increment_version,
+            "increment_versions": increment_versions,
             "set_version": compat.set_version,
+            "set_versions": set_versions,
             "grad_enabled": torch.is_grad_enabled,
             "set_grad": compat.set_grad_enabled,
             "autocast_enabled": compat.autocast_enabled,
@@ -340,7 +342,7 @@ def _bump_versions(graph: RunnerPlan, source: RunnerSource, counted: int) -> Non
             wrote_base(int(target[1:]))
     names = [name for name, count in written.items() for _ in range(count)]
     if names:
-        source(f"increment_version({tuple_text(names)})")
+        source(f"increment_versions({tuple_text(names)})")
     for name, count in written.items():
         if count < 0:  # eager wrote through Tensor.data, which does not count
             source(f"set_version({name}, {name}._version - {-count})")
@@ -356,8 +358,9 @@ def _names(value: Any) -> list[Name]:
 def _set_versions(graph: RunnerPlan, source: RunnerSource) -> None:
     """Sets the versions of results to eager's after in-place operations; kernels count their own writes."""
     versions = {str(out.value): out.version for out in graph.outputs if out.version is not None}
-    for name, version in versions.items():
-        source(f"if {name}._version != {version}: set_version({name}, {version})")
+    if versions:
+        numbers = tuple_text([str(version) for version in versions.values()])
+        source(f"set_versions({tuple_text(list(versions))}, {numbers})")
 
 
 def _seen_as(

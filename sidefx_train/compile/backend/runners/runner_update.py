@@ -27,7 +27,7 @@ def write_tail(graph: RunnerPlan, source: RunnerSource) -> None:
             if lines is not None:
                 source.bind("native", native)
                 source(lines)
-                source(f"increment_version({tuple_text([str(name) for name in call.args[0]])})")
+                source(f"increment_versions({tuple_text([str(name) for name in call.args[0]])})")
                 i += 2
                 continue
         line = _native_update(graph, call, source, 0.0) if native is not None else None

@@ -50,6 +50,7 @@ from sidefx_train.compile.functionalization.functionalize import functionalize
 from sidefx_train.compile.functionalization.moved_inputs import move_inputs
 from sidefx_train.compile.gpu.replaying import replaying
 from sidefx_train.compile.graph.artifacts import Executable, FunctionalGraph, RunnerPlan, TracedGraph
+from sidefx_train.compile.graph.devices import generators_of
 from sidefx_train.compile.graph.fx_utils import copied, generators
 from sidefx_train.compile.graph.validation import check_graph
 from sidefx_train.compile.native import start_build
@@ -198,7 +199,7 @@ def _executable(
         write_tail,
         traced.uses_rng,
         lowered.serial,
-        drawn_from=generators(traced.module),
+        drawn_from=generators_of(traced),
         replaying=recorded,
     )
     clock.lap("runner")

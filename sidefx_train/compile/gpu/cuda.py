@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import weakref
 from collections.abc import Callable, Sequence
@@ -29,6 +30,17 @@ class Pool:
     def add(self, graph: torch.cuda.CUDAGraph) -> None:
         """Keeps the handle while a graph exists."""
         self._graphs.add(graph)
+        _alive.add(graph)
+
+
+_alive: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
+
+
+@atexit.register
+def _reset_graphs() -> None:
+    """Destroys the graphs while there still is a device."""
+    for graph in list(_alive):
+        graph.reset()
 
 
 class CudaDevice:
@@ -75,6 +87,10 @@ class CudaDevice:
             self.epoch += compat.end_broken_capture(graph, self._device.index or 0, handle)
             raise
         return results
+
+    def is_recording(self) -> bool:
+        """Returns True if the program records what is launched, in a CUDA graph of its own."""
+        return torch.cuda.is_current_stream_capturing()
 
     def buffer_like(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns memory of the device with a tensor's layout."""

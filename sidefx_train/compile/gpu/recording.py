@@ -45,6 +45,9 @@ class Device(Protocol):
             RuntimeError: something in it cannot be recorded; the device stays usable.
         """
 
+    def is_recording(self) -> bool:
+        """Returns True if the program records what is launched."""
+
     def buffer_like(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns memory of the device with a tensor's layout."""
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import fx
 
 from sidefx_train.compile.gpu.cuda import cuda_device
@@ -41,10 +42,15 @@ class Replaying:
         self._device, self._config, self._record = device, config, record
         self._replay: StaticReplay | None = None
 
-    def make(self, run: Callable[[list[Any]], Any]) -> StaticReplay:
-        """Returns what replays the section, from its generated function."""
+    def make(self, run: Callable[[list[Any]], Any], drawn_from: Sequence[torch.Generator]) -> StaticReplay:
+        """Returns what replays the section.
+
+        Args:
+            run: the generated function.
+            drawn_from: generators whose state is restored if it fails.
+        """
         limit, memory = self._config.cuda_graph_limit, int(self._config.cuda_graph_memory_mb * 2**20)
-        self._replay = StaticReplay(run, self.section, self._device, limit, memory, self._record)
+        self._replay = StaticReplay(run, self.section, self._device, limit, memory, self._record, drawn_from)
         return self._replay
 
     def hand_out(self, gradients: dict[int, int]) -> None:

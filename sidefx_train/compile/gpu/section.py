@@ -112,6 +112,8 @@ def why_not(plan: RunnerPlan, graph: fx.Graph) -> str:
         example = _example(plan, name)
         if example is not None and example.layout != torch.strided:
             return f"{plan.inputs[int(name[1:])].source} is not a strided tensor"
+        if example is not None and (example.is_conj() or example.is_neg()):
+            return f"{plan.inputs[int(name[1:])].source} is conjugate or negative in memory"
     for node in graph.nodes:
         reason = _why_not_node(node, plan.device)
         if reason:

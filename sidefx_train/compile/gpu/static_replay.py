@@ -11,6 +11,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from sidefx_train.compile.gpu.recording import Device, Recording, can_be_handed_out
 from sidefx_train.compile.gpu.section import Section
 from sidefx_train.compile.native import increment_versions
@@ -33,6 +35,7 @@ class StaticReplay:
         limit: number of recordings that are kept.
         memory: bytes of results of recordings that are kept.
         record: counts calls.
+        drawn_from: generators whose state is restored if a plain run fails.
     """
 
     def __init__(
@@ -43,9 +46,11 @@ class StaticReplay:
         limit: int,
         memory: int,
         record: CudaGraphRecord,
+        drawn_from: Sequence[torch.Generator] = (),
     ) -> None:
         self._run, self._section, self._device = run, section, device
         self._limit, self._memory, self.record = limit, memory, record
+        self._drawn_from = drawn_from
         self._recordings: OrderedDict[Any, Recording] = OrderedDict()
         self._seen: set[Any] = set()
         self._misfit: Any = None
@@ -130,9 +135,17 @@ class StaticReplay:
 
     def _plainly(self, args: list[Any], reason: str) -> Sequence[Any]:
         self.record.ran_plainly(reason)
-        return self._run(args)
+        states = [generator.get_state() for generator in self._drawn_from]
+        try:
+            return self._run(args)
+        except BaseException:  # the step may run again, eagerly
+            for generator, state in zip(self._drawn_from, states, strict=True):
+                generator.set_state(state)
+            raise
 
     def _record(self, key: Any, args: list[Any]) -> Sequence[Any]:
+        if self._device.is_recording():
+            return self._plainly(args, "the program records the step itself")
         try:
             recording = Recording(self._run, self._section, args, self._device, self._gradients, self._pool)
         except Exception as error:  # the report says so

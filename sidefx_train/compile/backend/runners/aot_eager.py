@@ -17,7 +17,8 @@ from sidefx_train.compile.functionalization.moved_inputs import move_inputs
 from sidefx_train.compile.gpu.replaying import records_on_host, replaying
 from sidefx_train.compile.graph.alias_analysis import Aliases
 from sidefx_train.compile.graph.artifacts import Executable, FunctionalGraph, TracedGraph
-from sidefx_train.compile.graph.fx_utils import for_any_layout, generators
+from sidefx_train.compile.graph.devices import generators_of
+from sidefx_train.compile.graph.fx_utils import for_any_layout
 from sidefx_train.config import CompileConfig
 
 
@@ -59,7 +60,7 @@ def build_functional(
         call,
         uses_rng=traced.uses_rng,
         counts=compiler is None,
-        drawn_from=generators(traced.module),
+        drawn_from=generators_of(traced),
         replaying=recorded,
     )
     return Executable(

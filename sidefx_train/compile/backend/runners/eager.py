@@ -12,7 +12,8 @@ from sidefx_train.compile.backend.runners.own_results import own_versions, set_o
 from sidefx_train.compile.backend.runners.runner import tuple_text
 from sidefx_train.compile.graph.alias_analysis import Aliases
 from sidefx_train.compile.graph.artifacts import Executable, TracedGraph
-from sidefx_train.compile.graph.fx_utils import for_any_layout, generators
+from sidefx_train.compile.graph.devices import generators_of
+from sidefx_train.compile.graph.fx_utils import for_any_layout
 
 
 def build_eager(traced: TracedGraph) -> Executable:
@@ -25,7 +26,7 @@ def build_eager(traced: TracedGraph) -> Executable:
     positions = tuple(i for i, n in enumerate(placeholders) if n in written)
     module = for_any_layout(traced.module) if traced.gradients else traced.module
     versions = own_versions(graph)
-    drawn_from = [torch.default_generator, *generators(module)] if traced.uses_rng else []
+    drawn_from = generators_of(traced) if traced.uses_rng else []
     counted = [
         (i, each.writes) for i, each in enumerate(traced.inputs) if each.writes is not None and each.counter is None
     ]

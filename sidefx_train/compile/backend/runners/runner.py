@@ -129,7 +129,7 @@ def generate(
     Args:
         tail: writes the tail's lines; by default one call per tail operation.
         uses_rng: restore the random state if the graph fails.
-        drawn_from: generators whose state is restored too.
+        drawn_from: the generators whose state is restored.
         serial: run on one thread.
         counts: ``call`` and the tail's operations increment version counters themselves, each by one.
         replaying: how the part that runs on the device is recorded and replayed.
@@ -160,13 +160,13 @@ def generate(
     results = [f"r{i}" for i in range(len(graph.results))]
     target = f"{tuple_text(results)} = " if results else ""
     if replaying is not None:
-        tail = _run_section(graph, source, target, replaying, tail)
+        tail = _run_section(graph, source, target, replaying, tail, drawn_from if uses_rng else ())
         return _finished(graph, source, tail, counts)
     _move(graph, source)
     source(f"given = [{', '.join(graph.feeds)}]")
     source(_FORGET)
     if uses_rng and not (graph.covered and graph.report is None):
-        source.bind("drawn_from", [torch.default_generator, *drawn_from])
+        source.bind("drawn_from", list(drawn_from))
         source("random_states = [generator.get_state() for generator in drawn_from]")
         source("try:")
         source(f"    {target}graph(given)")
@@ -226,6 +226,7 @@ def _run_section(
     target: str,
     replaying: Replaying,
     tail: Tail,
+    drawn_from: Sequence[torch.Generator],
 ) -> Tail:
     """Writes the call of the device section, a function of its own; returns what is left of the tail."""
     section = replaying.section
@@ -242,7 +243,7 @@ def _run_section(
     if section.with_tail:
         tail(graph, inner)
     inner(f"return {target.removesuffix(' = ') or '()'}")
-    source.bind("section", replaying.make(inner.compile()))
+    source.bind("section", replaying.make(inner.compile(), drawn_from))
     source.header += "\n" + "\n".join(f"# {line}" for line in inner.text().splitlines())
     source(f"{target}section([{', '.join(section.names)}])")
     source(_FORGET)

@@ -25,7 +25,7 @@ from sidefx_train.compile.backend.verification.exact import widened
 from sidefx_train.compile.backend.verification.origins import Origins
 from sidefx_train.compile.backend.verification.reference import Reference
 from sidefx_train.compile.graph.artifacts import Executable, TracedGraph
-from sidefx_train.compile.graph.fx_utils import generators
+from sidefx_train.compile.graph.devices import generators_of
 from sidefx_train.compile.graph.strided_layout import last_offset
 
 LATER = (3, 10, 30)
@@ -122,7 +122,7 @@ class Proving:
         self._deferred = list(LATER) if runs is None else []
         self._reference: Reference | None = None
         self._run: Callable[[list[Any]], Sequence[Any]] = self._compared
-        self._drawn_from = [torch.default_generator, *_device_generators(traced), *generators(traced.module)]
+        self._drawn_from = generators_of(traced)
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         return self._run(args)
@@ -256,12 +256,6 @@ class Proving:
         differently."""
         outputs = next(iter(reversed(self._traced.module.graph.nodes))).args[0]
         return [getattr(node.meta.get("val"), "dtype", None) if isinstance(node, fx.Node) else None for node in outputs]
-
-
-def _device_generators(traced: TracedGraph) -> list[torch.Generator]:
-    """Returns the generators of the accelerators that a graph uses."""
-    devices = {item.example.device for item in traced.inputs if isinstance(item.example, torch.Tensor)}
-    return [torch.cuda.default_generators[device.index or 0] for device in devices if device.type == "cuda"]
 
 
 def copies(args: list[Any]) -> list[Any]:

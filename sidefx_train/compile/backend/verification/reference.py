@@ -22,7 +22,8 @@ from sidefx_train.compile.backend.verification.exact import Exact
 from sidefx_train.compile.backend.verification.inductor_random import drawing_functions
 from sidefx_train.compile.backend.verification.rounding_noise import Noisy
 from sidefx_train.compile.graph.artifacts import FunctionalGraph, TracedGraph
-from sidefx_train.compile.graph.fx_utils import for_any_layout, generators
+from sidefx_train.compile.graph.devices import generators_of
+from sidefx_train.compile.graph.fx_utils import for_any_layout
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def functional_reference(graph: FunctionalGraph, module: fx.GraphModule, traced:
         traced: the captured graph from which it was made.
     """
     functions = drawing_functions(module.graph)
-    drawn_from = generators(traced.module)
+    drawn_from = generators_of(traced)
 
     def through(call: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Sequence[Any]]:
         return generate(graph, call, None, traced.uses_rng, counts=True, drawn_from=drawn_from)[0]

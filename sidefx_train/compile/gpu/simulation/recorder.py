@@ -161,6 +161,10 @@ class HostRecorder:
         self.recordings += 1
         return RecordedCalls(recorder, self._shared if pool is None else pool), results
 
+    def is_recording(self) -> bool:
+        """Returns False: nothing else records operators of the host."""
+        return False
+
     def buffer_like(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns memory with a tensor's layout."""
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)

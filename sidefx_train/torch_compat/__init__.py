@@ -10,6 +10,7 @@ from sidefx_train.torch_compat.autograd import PLAIN_VIEW as PLAIN_VIEW
 from sidefx_train.torch_compat.autograd import POWERS_HIDE_NUMBER as POWERS_HIDE_NUMBER
 from sidefx_train.torch_compat.autograd import VERSIONS as VERSIONS
 from sidefx_train.torch_compat.autograd import alias_hidden_from_autograd as alias_hidden_from_autograd
+from sidefx_train.torch_compat.autograd import apply_of as apply_of
 from sidefx_train.torch_compat.autograd import asks_for_execution as asks_for_execution
 from sidefx_train.torch_compat.autograd import below_autograd as below_autograd
 from sidefx_train.torch_compat.autograd import below_autograd_only as below_autograd_only
@@ -22,6 +23,7 @@ from sidefx_train.torch_compat.autograd import last_index as last_index
 from sidefx_train.torch_compat.autograd import neg_view as neg_view
 from sidefx_train.torch_compat.autograd import number_of_backward as number_of_backward
 from sidefx_train.torch_compat.autograd import output_of as output_of
+from sidefx_train.torch_compat.autograd import plain_alias as plain_alias
 from sidefx_train.torch_compat.autograd import running_backward as running_backward
 from sidefx_train.torch_compat.autograd import running_derivative as running_derivative
 from sidefx_train.torch_compat.autograd import running_node as running_node

@@ -19,8 +19,8 @@ FREED_MESSAGE = (
 
 
 @functools.cache
-def freed_function(name: str) -> Any:
-    """Returns an autograd function whose node is called ``name`` and whose backward raises that the graph is freed.
+def _freed(name: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Returns a function whose result has a node called ``name``, whose backward raises that the graph is freed.
 
     The step's ``backward()`` freed the graph; eager raises this message on a second backward.
     """
@@ -28,14 +28,14 @@ def freed_function(name: str) -> Any:
     class Freed(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, value: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
-            return compat.alias_hidden_from_autograd(value)
+            return compat.plain_alias(value)
 
         @staticmethod
         def backward(ctx: Any, *grads: torch.Tensor) -> Any:
             raise RuntimeError(FREED_MESSAGE)
 
     _name_node(Freed, name)
-    return Freed
+    return compat.apply_of(Freed)  # type: ignore[no-any-return]
 
 
 _ANCHOR = torch.zeros((), requires_grad=True)
@@ -43,10 +43,14 @@ _ANCHOR = torch.zeros((), requires_grad=True)
 
 def freed(value: torch.Tensor, name: str) -> torch.Tensor:
     """Returns ``value`` as eager would after ``backward()``: it requires grad, its graph is freed."""
-    with torch.enable_grad():
-        made = freed_function(name).apply(value, _ANCHOR)
-    compat.set_version(made, value._version)
-    return made  # type: ignore[no-any-return]
+    if torch.is_grad_enabled():
+        made = _freed(name)(value, _ANCHOR)
+    else:
+        with torch.enable_grad():
+            made = _freed(name)(value, _ANCHOR)
+    if value._version:
+        compat.set_version(made, value._version)
+    return made
 
 
 @functools.cache

@@ -96,3 +96,13 @@ def test_columns_of_a_changing_batch():
     for one, other in zip(wanted, found, strict=True):
         torch.testing.assert_close(other, one)
     assert run.report().replays == 4 and len(run.report().captures) == 2
+
+
+def test_values_of_an_unused_column_are_no_reason_to_stop():
+    batches = [valid(0), broken(1, 1, 99), broken(2, 2, -100), broken(3, 0, 6), valid(4)]
+    first = [lambda tables, x: [tables[0](x[:, 0])]]
+    wanted, _ = outcome(first, batches, None)
+    found, run = outcome(first, batches, "aot_eager")
+    for one, other in zip(wanted, found, strict=True):
+        torch.testing.assert_close(other, one, equal_nan=True)
+    assert run.report().replays == 4 and len(run.report().fallbacks) == 1

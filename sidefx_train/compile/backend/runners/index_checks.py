@@ -17,7 +17,17 @@ def index_checker(check: IndexCheck, given: GraphInput) -> Callable[[torch.Tenso
         return _checker(check, given.example, given.source)
     static = all(isinstance(size, int) for size in given.example.shape)
     check_part = _checker(check, used(given.example).contiguous() if static else given.example, given.source)
-    return lambda index: check_part(used(index).contiguous())
+
+    def thorough(index: torch.Tensor) -> None:
+        check_part(used(index).contiguous())
+
+    if not static or given.example.numel() > _FEW:
+        return thorough
+    return _with_quick_check(check, given.example, thorough)
+
+
+_FEW = 8192
+"""Values that are all checked in less time than the used part of them is selected."""
 
 
 def _checker(check: IndexCheck, example: torch.Tensor, source: str) -> Callable[[torch.Tensor], None]:
@@ -32,6 +42,14 @@ def _checker(check: IndexCheck, example: torch.Tensor, source: str) -> Callable[
             value = index[bad].flatten()[0].item()
             raise IndexError(f"{source} holds {value}, which is outside [{low}, {high})")
 
+    return _with_quick_check(check, example, thorough)
+
+
+def _with_quick_check(
+    check: IndexCheck, example: torch.Tensor, thorough: Callable[[torch.Tensor], None]
+) -> Callable[[torch.Tensor], None]:
+    """Returns a function that calls ``thorough`` only for tensors that have a value outside, in a used part or not."""
+    low, high, ignore = check.low, check.high, check.ignore
     native = native_module()
     fits = example.dtype == torch.int64 and example.is_contiguous() and isinstance(example.numel(), int)
     if native is None or not fits:

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 import sidefx_train
 from sidefx_train.compile.gpu.replaying import recording_on_host
 from sidefx_train.compile.gpu.simulation.recorder import HostRecorder
+from tests.fuzz import accumulation
 from tests.gpu import programs
 from tests.gpu.compare import check
 from tests.gpu.training import BATCHES, CHANGES, USES, Training, both
@@ -198,3 +199,9 @@ def test_random_numbers_are_drawn_anew_and_repeat_with_the_seed():
     assert len({tuple(each.tolist()) for each in runs[0]}) == 4
     torch.manual_seed(3)
     assert all(torch.equal(step(torch.ones(64)), each) for each in runs[0])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_programs_that_accumulate(seed):
+    difference, _ = accumulation.difference(seed, "aot_eager")
+    assert not difference

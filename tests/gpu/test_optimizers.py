@@ -1,0 +1,46 @@
+"""The optimizers of torch on a device, replayed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.gpu import programs
+from tests.gpu.compare import check
+
+pytestmark = pytest.mark.gpu
+
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "ASGD": {}, "Adadelta": {}, "Adafactor": {}, "Adagrad": {}, "Adam": {"amsgrad": True}, "AdamW": {}, "Adamax": {},
+    "NAdam": {}, "RAdam": {}, "RMSprop": {"momentum": 0.9}, "Rprop": {}, "SGD": {"momentum": 0.9, "nesterov": True},
+}  # fmt: skip
+FUSED = ("Adam", "AdamW", "Adagrad", "SGD")
+
+
+def training(name: str, **options: Any) -> Any:
+    def make(device: str) -> programs.Program:
+        net = programs._mlp(device)
+        kind: Any = getattr(torch.optim, name)
+        return programs._trained(net, kind(net.parameters(), **OPTIMIZERS[name], **options), programs._labels(device))
+
+    return make
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("foreach", [True, False])
+def test_updates(name, foreach):
+    try:
+        check(training(name, foreach=foreach), "cuda", 1e-2)
+    except RuntimeError as error:
+        if "does not support" not in str(error):
+            raise
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("name", [each for each in FUSED if each != "Adagrad"])
+def test_fused_updates_are_replayed(name):
+    step = check(training(name, fused=True), "cuda", 1e-2)
+    (capture,) = step.report().captures
+    assert capture.cuda_graph.replays >= 4, step.report()

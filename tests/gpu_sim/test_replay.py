@@ -131,8 +131,7 @@ def test_accumulation_shares_gradients():
     assert all(graph.recordings <= 2 and graph.replays >= 3 for graph in graphs), graphs
 
 
-@pytest.mark.parametrize("limit", [1, 2])
-def test_recordings_are_dropped_beyond_the_limit(limit):
+def _of_rows(limit: int, sequence: list[int]) -> Any:
     torch.manual_seed(0)
     net = nn.Linear(3, 1)
 
@@ -141,10 +140,21 @@ def test_recordings_are_dropped_beyond_the_limit(limit):
 
     compiled = sidefx_train.compile(step, backend="aot_eager", dynamic=True, cuda_graph_limit=limit)
     with torch.no_grad():
-        for rows in (4, 5, 4, 5, 4, 5, 6, 6, 4, 5):
+        for rows in sequence:
             x = torch.randn(rows, 3)
             torch.testing.assert_close(compiled(x), step(x))
-    assert compiled.report().captures[0].cuda_graph.recordings > 3 - (limit == 2)
+    return compiled.report().captures[0].cuda_graph
+
+
+def test_recordings_are_dropped_beyond_the_limit():
+    graph = _of_rows(2, [4, 5, 4, 5, 4, 5, 6, 6, 6, 5, 4, 4])
+    assert (graph.recordings, graph.replays) == (4, 9), graph
+
+
+def test_no_more_is_recorded_where_recordings_are_dropped_again_and_again():
+    graph = _of_rows(2, [4, 5, 6, 7] * 6)
+    assert graph.recordings == 7, graph
+    assert graph.plain["more combinations of sizes and numbers than recordings are kept"] == 7, graph
 
 
 def test_what_cannot_be_recorded_runs_plainly_and_the_report_says_so():

@@ -54,7 +54,7 @@ class StaticReplay:
         self._recordings: OrderedDict[Any, Recording] = OrderedDict()
         self._seen: set[Any] = set()
         self._misfit: Any = None
-        self._dropped = 0
+        self._dropped = self._evicted = 0
         self._gradients: dict[int, int] = {}
         self._writes: tuple[int, ...] = ()
         self._pool: Any = None
@@ -144,6 +144,8 @@ class StaticReplay:
             raise
 
     def _record(self, key: Any, args: list[Any]) -> Sequence[Any]:
+        if self._evicted > 2 * self._limit:  # recording takes longer than a plain run
+            return self._plainly(args, "more combinations of sizes and numbers than recordings are kept")
         if self._device.is_recording():
             return self._plainly(args, "the program records the step itself")
         try:
@@ -156,6 +158,7 @@ class StaticReplay:
         self.record.memory += recording.memory
         while len(self._recordings) > 1 and (len(self._recordings) > self._limit or self.record.memory > self._memory):
             self._drop(next(iter(self._recordings)))
+            self._evicted += 1
         return self._replayed(recording, args)
 
     def _drop(self, key: Any) -> None:

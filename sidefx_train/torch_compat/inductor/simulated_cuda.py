@@ -197,6 +197,8 @@ def _wrapping(wrapper: Wrapper) -> Callable[..., Any]:
     def make(before: Callable[..., Any]) -> Callable[..., Any]:
         def compile_graph(module: Any, example_inputs: list[Any], **more: Any) -> Any:
             compiled = before(module, example_inputs, **more)
+            if getattr(compiled, "current_callable", None) is None:  # a graph that computes nothing
+                return wrapper(compiled, example_inputs)
             compiled.current_callable = wrapper(compiled.current_callable, example_inputs)
             return compiled
 

@@ -44,7 +44,7 @@ def simulated(
             else:
                 assert one == other, f"{where}: {other!r}, eager has {one!r}"
     assert made[0].kernels, "a step without a kernel proves nothing"
-    report = made[0].report
+    report = made[0].report()
     assert not report.fallback_count, f"calls ran eagerly:\n{report}"
     assert len(report.captures) <= captures, f"{len(report.captures)} captures, expected {captures}:\n{report}"
     return made[0]

@@ -13,6 +13,7 @@ seen.
 | ``result_strides`` | a result that lies in a concatenation has the strides of the concatenation | 2.13 |
 | ``rounding_casts`` | a cast to a narrow type and back does not round | 2.13 |
 | ``results_own_storage`` | ``x * ones``, and from 2.14 ``x * 1``, is ``x`` itself, or another result | 2.13 to 2.15 |
+| ``masked_reads`` | on a GPU, padding has values of its neighbors | 2.13 |
 | (always on) | the interpreter's recursion limit is raised for good | 2.13 |
 
 Arguments that its patterns ignore are written out by ``compile/backend/passes/inductor_workarounds.py``.
@@ -23,6 +24,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import sys
+import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -373,6 +375,44 @@ def padding_draws_apart() -> Iterator[None]:
         yield
 
 
+class _ComputedBody:
+    """The body of a masked operation, which seems to compute its result rather than to read it."""
+
+    def __init__(self, body: Callable[[], Any]) -> None:
+        self._body = body
+        self.graph = self
+
+    def __call__(self) -> Any:
+        return self._body()
+
+    def find_nodes(self, op: str) -> list[Any]:
+        return [types.SimpleNamespace(args=(types.SimpleNamespace(target=""),))]
+
+
+@contextmanager
+def masked_reads_filled() -> Iterator[None]:
+    """Fills in what a masked read leaves out if the kernel of a GPU computes what it reads itself.
+
+    Upstream: nothing is read from memory then, and only the read has the mask, so that padding has values of its
+    neighbors. Seen in torch 2.13; right from 2.14 on.
+    """
+    from torch._inductor.codegen.triton import TritonKernelOverrides
+    from torch._inductor.virtualized import V
+
+    before = vars(TritonKernelOverrides)["masked"]
+
+    def masked(mask: Any, body: Any, other: Any) -> Any:
+        known = V.kernel.cse.store_cache
+        read = {arg.args[1] for node in body.graph.find_nodes(op="output") for arg in node.args if arg.target == "load"}
+        return before.__func__(mask, _ComputedBody(body) if not read.isdisjoint(known) else body, other)
+
+    TritonKernelOverrides.masked = staticmethod(masked)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        TritonKernelOverrides.masked = before  # type: ignore[method-assign]
+
+
 _MENDED: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "kernel_order": kernels_in_order,
     "mutations_by_index": mutations_fused_by_index,
@@ -381,6 +421,7 @@ _MENDED: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "result_strides": results_laid_out_as_traced,
     "rounding_casts": casts_round,
     "results_own_storage": results_own_storage,
+    "masked_reads": masked_reads_filled,
 }
 
 

@@ -24,6 +24,8 @@ import sidefx_train
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend import inductor
 from sidefx_train.compile.backend.graph_cache import cache_tag
+from sidefx_train.compile.gpu.simulation import SimulatedStep
+from sidefx_train.config import CompileConfig
 from sidefx_train.switches import CORRECTNESS, without
 from tests.support.disk_cache import new_cache
 
@@ -43,6 +45,7 @@ class Bug:
         since: the oldest torch version known to have the bug.
         until: the first version in which upstream is right; the workaround is for older ones.
         trains: gradients of the first input are compared as well.
+        on_gpu: it is a bug of kernels of a GPU, which is simulated.
     """
 
     switch: str
@@ -52,6 +55,7 @@ class Bug:
     since: tuple[int, int] = (2, 13)
     until: tuple[int, int] = (9, 0)
     trains: bool = False
+    on_gpu: bool = False
 
 
 ROWS = torch.tensor([1, 2, 5])
@@ -97,6 +101,11 @@ def saved_with_the_strides_of_a_concatenation(x):
 
 def cast_that_does_not_round(x):
     return x + (x.half().float() - x)
+
+
+def padding_of_a_sum(x):
+    x = x * 2 + 1
+    return x, F.pad(x[:, 2:-2], (2, 2))
 
 
 def multiple_of_a_product(x, a, b):
@@ -153,6 +162,7 @@ BUGS = (
     Bug("rounding_casts", cast_that_does_not_round, ((64,),)),
     Bug("results_own_storage", product_with_ones, ((4, 6),)),
     Bug("results_own_storage", product_with_one, ((4, 6),), since=(2, 14)),
+    Bug("masked_reads", padding_of_a_sum, ((4, 8),), until=(2, 14), on_gpu=True),
     Bug("inductor_workarounds", multiple_of_a_product, ((8, 5), (8, 6), (6, 5)), until=(2, 15)),
     Bug("inductor_workarounds", dtype_of_a_running_sum, ((4,),), until=(2, 14)),
     Bug("inductor_workarounds", power_of_an_integer, (), (torch.arange(5),), until=(2, 15)),
@@ -179,11 +189,16 @@ def results(function: Callable[..., Any], bug: Bug) -> list[torch.Tensor]:
 
 def is_wrong(bug: Bug) -> bool:
     """Returns whether Inductor's results differ from eager's, or its schedule was refused."""
-    step = sidefx_train.compile(bug.program, verify=0, autotune="off", rng="eager")
+    chosen = {"verify": 0, "autotune": "off", "rng": "eager"}
+    if bug.on_gpu:
+        pytest.importorskip("triton")
+        step = SimulatedStep(bug.program, CompileConfig(**chosen))
+    else:
+        step = sidefx_train.compile(bug.program, **chosen)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = results(step, bug)
-    refused = [fallback.reason for fallback in step.report().fallbacks]
+    refused = [fallback.reason for fallback in sidefx_train.explain(step).fallbacks]
     assert all("WrongSchedule" in reason for reason in refused), f"it ran eagerly for another reason: {refused}"
     if refused:
         return True

@@ -60,9 +60,8 @@ class SimulatedStep:
             raise self._failures[0]
         return result
 
-    @property
     def report(self) -> StepReport:
-        """What was captured."""
+        """Returns what was captured, as ``CompiledStep.report`` does."""
         return self._step.report()
 
     @property

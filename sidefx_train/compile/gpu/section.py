@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -77,6 +78,7 @@ def section_of(plan: RunnerPlan, graph: fx.Graph) -> Section:
         names |= dict.fromkeys(name for name in tail_names if name[0] != "r")
         written |= {str(name) for call in plan.tail for name in _names(_written(call))}
     unused -= {target for target, _ in plan.deferred_copies} | (set(tail_names) if with_tail else set())
+    names = dict.fromkeys(sorted(names, key=_place))  # mostly the list that the runner gets
     roles: tuple[Role, ...] = tuple("unused" if name in unused else _role(plan, name, written) for name in names)
     kept = "\n".join((*plan.late, *(str(out.value) for out in plan.outputs if out.kind == "result")))
     kept += "" if with_tail else "\n".join(tail_names)
@@ -84,6 +86,11 @@ def section_of(plan: RunnerPlan, graph: fx.Graph) -> Section:
     waiting = {f"a{position}" for position, without_waiting in plan.moved if not without_waiting}
     waits = frozenset(i for i, name in enumerate(names) if name in waiting)
     return Section(tuple(names), roles, tuple(escaping), with_tail, waits)
+
+
+def _place(name: str) -> float:
+    """Returns the number of an input, and more than that for other names."""
+    return int(name[1:]) if name[0] == "a" else math.inf
 
 
 def _role(plan: RunnerPlan, name: str, written: set[str]) -> Role:

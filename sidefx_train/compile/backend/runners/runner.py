@@ -67,6 +67,9 @@ class RunnerSource:
     serial = False
     """Runs on one thread; the caller's setting is restored afterwards."""
 
+    section: tuple[str, tuple[str, ...]] = "", ()
+    """How the results of the device section are taken, and the names of its arguments."""
+
     def text(self) -> str:
         serial = "    threads = get_num_threads()\n    set_num_threads(1)\n" if self.serial else ""
         parallel = "        set_num_threads(threads)\n" if self.serial else ""
@@ -144,9 +147,7 @@ def generate(
     graph = replaying.plan if replaying is not None else graph
     source.bind("graph", call)
     source.serial = serial
-    if graph.inputs:
-        source(f"{tuple_text([f'a{i}' for i in range(len(graph.inputs))])} = args")
-    source("args.clear()")
+    source(_TAKE)
     for i, base in enumerate(graph.bases):
         source.bind(f"base{i}", functools.partial(real_base, base))
         source(f"b{i} = base{i}(a{base.members[0]})")
@@ -193,7 +194,7 @@ def _finished(
     _bump_versions(graph, source, 1 if counts else 0)
     _set_versions(graph, source)
     _return(graph, source)
-    _forget(graph, source)
+    _forget(graph, source, _take(graph, source))
     return source.compile(), source.text()
 
 
@@ -245,19 +246,79 @@ def _run_section(
     inner(f"return {target.removesuffix(' = ') or '()'}")
     source.bind("section", replaying.make(inner.compile(), drawn_from))
     source.header += "\n" + "\n".join(f"# {line}" for line in inner.text().splitlines())
-    source(f"{target}section([{', '.join(section.names)}])")
+    source.section = target, section.names
+    source(_SECTION)
     source(_FORGET)
     return no_tail if section.with_tail else tail
+
+
+_TAKE, _SECTION = "# arguments", "# section"
+
+
+def _take(graph: RunnerPlan, source: RunnerSource) -> set[int]:
+    """Writes how the arguments are taken from their list, and the call of the section; returns which are variables.
+
+    A section that gets most of them gets them in the list that they came in: to make variables of hundreds of tensors
+    takes longer than to launch a graph.
+    """
+    count, place = len(graph.inputs), source.lines.index(_TAKE)
+    target, names = source.section
+    edits = _edits(names, count)
+    read = _arguments([*source.lines, *(name for _, _, new in edits for name in new)])
+    whole = bool(names) and count >= _MANY and 4 * len(read) <= count
+    if whole:
+        source.lines[place : place + 1] = [f"a{i} = args[{i}]" for i in sorted(read)]
+        call = [f"args[{start}:{stop}] = {tuple_text(list(new))}" for start, stop, new in reversed(edits)]
+        call += [f"{target}section(args)", "args.clear()"]
+    else:
+        taken = [f"{tuple_text([f'a{i}' for i in range(count)])} = args"] if count else []
+        source.lines[place : place + 1] = [*taken, "args.clear()"]
+        call = [f"{target}section([{', '.join(names)}])"]
+    if _SECTION in source.lines:
+        place = source.lines.index(_SECTION)
+        source.lines[place : place + 1] = call
+    return read if whole else set(range(count))
+
+
+_MANY = 32
+"""Number of inputs from which a section may get them in the list that they came in."""
+
+
+def _arguments(lines: list[str]) -> set[int]:
+    """Returns the numbers of the inputs whose variables occur in lines."""
+    return {int(number) for number in re.findall(r"\ba(\d+)\b", "\n".join(lines))}
+
+
+def _edits(names: tuple[str, ...], count: int) -> list[tuple[int, int, tuple[str, ...]]]:
+    """Returns the replacements of slices (start, stop, names) that make the list ``a0, a1, ...`` one of ``names``."""
+    edits: list[tuple[int, int, tuple[str, ...]]] = []
+    new: list[str] = []
+    at = 0
+
+    def replace_until(stop: int) -> None:
+        if new or stop > at:
+            edits.append((at, stop, tuple(new)))
+            new.clear()
+
+    for name in names:
+        kept = int(name[1:]) if re.fullmatch(r"a\d+", name) else -1
+        if kept < at:
+            new.append(name)
+            continue
+        replace_until(kept)
+        at = kept + 1
+    replace_until(count)
+    return edits
 
 
 _FORGET = "# forget"
 
 
-def _forget(graph: RunnerPlan, source: RunnerSource) -> None:
+def _forget(graph: RunnerPlan, source: RunnerSource, variables: set[int]) -> None:
     """Drops references after the graph that nothing reads, so that memory is freed as soon as possible."""
     place = source.lines.index(_FORGET)
-    later = set(re.findall(r"\ba\d+\b", "\n".join(source.lines[place:])))
-    free = [f"a{i}" for i, each in enumerate(graph.inputs) if each.kind == "tensor" and f"a{i}" not in later]
+    later = _arguments(source.lines[place:])
+    free = [f"a{i}" for i in sorted(variables - later) if graph.inputs[i].kind == "tensor"]
     source.lines[place : place + 1] = [f"del {', '.join(free)}"] if free else []
 
 

@@ -19,7 +19,7 @@ from tests.fuzz.compare import Differs
 from tests.fuzz.run import check
 from tests.fuzz.shrink import shrink
 
-FIXED = 40
+FIXED = 20
 MANY = int(os.environ.get("BUILTIN_N", "2000"))
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
 PARTS = int(os.environ.get("FUZZ_PARTS", "1"))

@@ -12,7 +12,7 @@ import pytest
 
 from tests.fuzz.higher_order import HEADER, difference, from_seed
 
-FIXED = 40
+FIXED = 20
 MANY = int(os.environ.get("HIGHER_ORDER_N", "2000"))
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
 PARTS = int(os.environ.get("FUZZ_PARTS", "1"))

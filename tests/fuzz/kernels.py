@@ -87,8 +87,13 @@ def generate(seed: int) -> str:
     return _HEAD + "".join(f"    {line}\n" for line in lines)
 
 
-def check(source: str, **options: Any) -> None:
+def check(source: str, compiled: Callable[..., Any] = sidefx_train.compile, **options: Any) -> None:
     """Compares results and gradients of the program with those of the compiled one, from the same random numbers.
+
+    Args:
+        source: the program.
+        compiled: compiles a function; called with it and with options.
+        options: further options.
 
     Raises:
         Differs: they differ; the message shows where.
@@ -104,7 +109,7 @@ def check(source: str, **options: Any) -> None:
         return tuple(result.detach() for result in results)
 
     for function in (build, train):
-        step = sidefx_train.compile(function, rng="eager", **options)
+        step = compiled(function, rng="eager", **options)
         for call in range(CALLS):
             want, wanted = _called(function, call, function is train)
             have, had = _called(step, call, function is train)

@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -226,6 +226,12 @@ def test_inductor_is_still_wrong(bug):
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.program.__name__)
 def test_the_workaround_mends_it(bug):
     assert not is_wrong(bug), f"{bug.program.__name__} is wrong in spite of the workaround ({bug.switch})"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.program.__name__)
+def test_the_workaround_mends_it_on_a_gpu(bug):
+    assert not is_wrong(replace(bug, on_gpu=True)), f"{bug.program.__name__} is wrong in kernels of a GPU"
 
 
 def test_every_workaround_has_a_program():

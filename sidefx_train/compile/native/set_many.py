@@ -32,15 +32,15 @@ def set_gradients(
         holder.grad = results[position]
 
 
-def set_versions(tensors: tuple[torch.Tensor, ...], versions: tuple[int, ...]) -> None:
-    """Sets the version counter of each tensor; its views share it.
+def set_versions(tensors: Sequence[torch.Tensor], versions: tuple[int, ...]) -> None:
+    """Sets the version counter of each tensor of a list or a tuple; its views share it.
 
     Raises:
         RuntimeError: a tensor has no version counter.
     """
     native = guards_if_done()
     if native is None or not native.set_versions(tensors, versions):
-        compat.set_versions(tensors, versions)
+        compat.set_versions(tuple(tensors), versions)
 
 
 def increment_versions(tensors: Sequence[torch.Tensor], positions: tuple[int, ...] | None = None) -> None:

@@ -47,8 +47,9 @@ static PyObject* set_gradients(PyObject*, PyObject* const* a, Py_ssize_t count) 
 static PyObject* set_versions(PyObject*, PyObject* const* a, Py_ssize_t count) {
     if (count != 2) { PyErr_SetString(PyExc_TypeError, "set_versions takes 2 arguments"); return nullptr; }
 #ifdef SIDEFX_TENSORS
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(a[0]); ++i) {
-        const c10::VariableVersion* counter = counter_of(PyTuple_GET_ITEM(a[0], i));
+    PyObject** tensors = PySequence_Fast_ITEMS(a[0]);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(a[1]); ++i) {
+        const c10::VariableVersion* counter = counter_of(tensors[i]);
         const auto version = (uint32_t)PyLong_AsUnsignedLongMask(PyTuple_GET_ITEM(a[1], i));
         if (!counter) Py_RETURN_FALSE;
         if (counter->current_version() != version) c10::VariableVersion(*counter).set_version(version);

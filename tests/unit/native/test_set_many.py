@@ -85,7 +85,7 @@ def test_versions_are_set_and_shared_with_views():
         tensors[0].add_(1)
     set_versions(tensors, (3, 5, 2**32 - 1, 1))
     assert [t._version for t in tensors] == [3, 5, 2**32 - 1, 1] and view._version == 5
-    set_versions(tensors, (0, 0, 0, 0))
+    set_versions(list(tensors), (0, 0, 0, 0))
     assert [t._version for t in (*tensors, view)] == [0] * 5
 
 

@@ -194,6 +194,7 @@ def _finished(
     _bump_versions(graph, source, 1 if counts else 0)
     _set_versions(graph, source)
     _return(graph, source)
+    _keep_together(graph, source)
     _forget(graph, source, _take(graph, source))
     return source.compile(), source.text()
 
@@ -252,6 +253,24 @@ def _run_section(
     return no_tail if section.with_tail else tail
 
 
+def _keep_together(graph: RunnerPlan, source: RunnerSource) -> None:
+    """Returns the results of a section as the section does, if the outputs are they and other lines read none."""
+    names = [f"r{i}" for i in range(len(graph.results))]
+    returned = f"return {tuple_text(names)}"
+    if len(names) < _MANY or _SECTION not in source.lines or source.lines[-1] != returned:
+        return
+    versions = _versions(graph)
+    lines = source.lines[:-1]
+    if list(versions) == names:
+        lines.remove(_setting(versions))
+    if not re.search(r"\br\d+\b", "\n".join(lines)):
+        source.section = "results = ", source.section[1]
+        setting = (
+            [f"set_versions(results, {tuple_text([str(each) for each in versions.values()])})"] if versions else []
+        )
+        source.lines = [*lines, *setting, "return results"]
+
+
 _TAKE, _SECTION = "# arguments", "# section"
 
 
@@ -281,7 +300,7 @@ def _take(graph: RunnerPlan, source: RunnerSource) -> set[int]:
 
 
 _MANY = 32
-"""Number of inputs from which a section may get them in the list that they came in."""
+"""Number of inputs, or results, from which a section gets, or returns, a list if possible, without variables."""
 
 
 def _arguments(lines: list[str]) -> set[int]:
@@ -419,10 +438,19 @@ def _names(value: Any) -> list[Name]:
 
 def _set_versions(graph: RunnerPlan, source: RunnerSource) -> None:
     """Sets the versions of results to eager's after in-place operations; kernels count their own writes."""
-    versions = {str(out.value): out.version for out in graph.outputs if out.version is not None}
+    versions = _versions(graph)
     if versions:
-        numbers = tuple_text([str(version) for version in versions.values()])
-        source(f"set_versions({tuple_text(list(versions))}, {numbers})")
+        source(_setting(versions))
+
+
+def _versions(graph: RunnerPlan) -> dict[str, int]:
+    """Returns the versions of results, by name."""
+    return {str(out.value): out.version for out in graph.outputs if out.version is not None}
+
+
+def _setting(versions: dict[str, int]) -> str:
+    numbers = tuple_text([str(version) for version in versions.values()])
+    return f"set_versions({tuple_text(list(versions))}, {numbers})"
 
 
 def _seen_as(

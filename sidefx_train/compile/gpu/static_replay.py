@@ -88,7 +88,8 @@ class StaticReplay:
         if not recording.fits(args):
             return self._elsewhere(key, args)
         self._misfit = None
-        if not all(each.may_write(args) for each in {recording, self._last or recording}):
+        other = self._last if self._last is not recording else None
+        if not recording.may_write(args) or (other is not None and not other.may_write(args)):
             return self._in_use(args)
         if len(self._recordings) > 1:
             self._recordings.move_to_end(key)

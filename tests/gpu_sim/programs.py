@@ -71,7 +71,7 @@ class Recurrent(nn.Module):
 def lstm() -> Program:
     """Cells whose operations a GPU without cuDNN would run one by one."""
     model = Recurrent()
-    program = classifier(model, torch.optim.SGD(model.parameters(), lr=0.1), batches((2, 3, 3), classes=3))
+    program = classifier(model, torch.optim.SGD(model.parameters(), lr=0.1), batches((2, 2, 3), classes=3))
     inner = program.step
 
     def step(x, y):

@@ -91,3 +91,11 @@ def test_the_loop(tmp_path):
         runs.append([p.detach().cpu() for p in model.parameters()])
     for expected, found in zip(*runs, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_the_doctor_trains_on_the_device():
+    from sidefx_train import doctor
+
+    good, text = doctor._step("inductor", "cuda" if ACCELERATOR == "gpu" else "cpu")
+    assert good, text
+    assert ACCELERATOR == "cpu" or "by CUDA graph" in text

@@ -183,6 +183,14 @@ def test_a_recording_that_fails_leaves_everything_usable(device, monkeypatch):
     assert training.step.report().replays == 3
 
 
+def test_comparisons_with_copies_are_not_recorded():
+    training = Training(True, verify=3)
+    for batch in BATCHES[:6]:
+        training.step(*batch)
+    assert training.graph.recordings == 1 and training.graph.replays >= 2, training.graph
+    assert training.graph.plain["compared with the captured graph"] >= 1, training.graph
+
+
 def test_version_counters_are_those_of_eager():
     counts = []
     for compiled in (False, True):

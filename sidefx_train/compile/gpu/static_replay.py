@@ -8,7 +8,9 @@ copied for a warm-up.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -17,6 +19,19 @@ from sidefx_train.compile.gpu.recording import Device, Recording, can_be_handed_
 from sidefx_train.compile.gpu.section import Section
 from sidefx_train.compile.native import increment_versions
 from sidefx_train.report import CudaGraphRecord
+
+_comparing: ContextVar[bool] = ContextVar("comparing", default=False)
+
+
+@contextmanager
+def nothing_recorded() -> Iterator[None]:
+    """Context of calls with copies of the inputs, whose addresses no later call has."""
+    token = _comparing.set(True)
+    try:
+        yield
+    finally:
+        _comparing.reset(token)
+
 
 _MOST_SEEN = 1024
 """Limit of remembered combinations of sizes and numbers without a recording."""
@@ -86,6 +101,8 @@ class StaticReplay:
                 return self._first(args)
             return self._record(key, args)
         if not recording.fits(args):
+            if _comparing.get():
+                return self._plainly(args, "compared with the captured graph")
             return self._elsewhere(key, args)
         self._misfit = None
         other = self._last if self._last is not recording else None
@@ -147,6 +164,8 @@ class StaticReplay:
     def _record(self, key: Any, args: list[Any]) -> Sequence[Any]:
         if self._evicted > 2 * self._limit:  # recording takes longer than a plain run
             return self._plainly(args, "more combinations of sizes and numbers than recordings are kept")
+        if _comparing.get():
+            return self._plainly(args, "compared with the captured graph")
         if self._device.is_recording():
             return self._plainly(args, "the program records the step itself")
         try:

@@ -24,6 +24,7 @@ from sidefx_train.compile.backend.verification.comparison import Outcome, differ
 from sidefx_train.compile.backend.verification.exact import widened
 from sidefx_train.compile.backend.verification.origins import Origins
 from sidefx_train.compile.backend.verification.reference import Reference
+from sidefx_train.compile.gpu.static_replay import nothing_recorded
 from sidefx_train.compile.graph.artifacts import Executable, TracedGraph
 from sidefx_train.compile.graph.devices import generators_of
 from sidefx_train.compile.graph.strided_layout import last_offset
@@ -156,7 +157,7 @@ class Proving:
             compiled, captured = copies(args), copies(args)
         except (MemoryError, torch.OutOfMemoryError):
             return Verdict(unproven="no memory for copies of the inputs")
-        with self._same_draws():
+        with self._same_draws(), nothing_recorded():
             have = Outcome(list(self._executable.run(list(compiled))), compiled)
         try:
             with self._same_draws():

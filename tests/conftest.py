@@ -19,3 +19,20 @@ def frames_are_evaluated_by_cpython(request):
         if get_eval_frame_callback() is not None:
             set_eval_frame(None)
             warnings.warn(f"{request.node.nodeid} leaves a hook for the evaluation of frames", stacklevel=1)
+
+
+@pytest.fixture(autouse=True)
+def autocast_regions_are_left(request):
+    """Leaves the autocast regions that a test has left open: in one, torch keeps the casts of weights over steps."""
+    yield
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return
+    torch.autocast_increment_nesting()
+    depth = torch.autocast_decrement_nesting()
+    if depth:
+        move = torch.autocast_decrement_nesting if depth > 0 else torch.autocast_increment_nesting
+        for _ in range(abs(depth)):
+            move()
+        torch.clear_autocast_cache()
+        warnings.warn(f"{request.node.nodeid} leaves autocast {depth} regions deep", stacklevel=1)

@@ -182,8 +182,8 @@ def _write(
     epilogue.append(f"return proceed({result})" if suspended else f"return {result}")
     source = _render(name, tests, inputs, gradients_at_once(writer, epilogue))
     guard_source = _render(name, tests, inputs, None)
-    if any(map(_holds_fake, writer.names.values())):
-        world.heap.refuse("SFX104", "cannot rebuild an object that holds a tensor")
+    if any(map(_belongs_to_trace, writer.names.values())):
+        world.heap.refuse("SFX104", "cannot rebuild an object that holds a tensor, or a callback, of the step")
     rebuilder.settle()
     outputs, views = tuple(rebuilder.outputs), tuple(rebuilder.live)
     metadata, values = rebuilder.metadata(), rebuilder.differentiable
@@ -223,15 +223,22 @@ def _gradients(
     return tuple(found)
 
 
-def _holds_fake(value: Any) -> bool:
-    """Returns True for a fake tensor and a container or closure with one: generated code must not return it."""
+def _belongs_to_trace(value: Any) -> bool:
+    """Returns True for what only exists during a trace, or holds that: generated code must not return it.
+
+    That is a fake tensor, and a callback that was passed to native code in place of a function of the step.
+    """
     kind = type(value)
     if kind is tuple or kind is list:
         return any(type(item) is compat.FakeTensor for item in value)
     if kind is types.FunctionType and value.__closure__:
         cells = [ABSENT if not cell_is_set(cell) else cell.cell_contents for cell in value.__closure__]
-        return any(type(item) is compat.FakeTensor for item in cells)
+        return any(type(item) is compat.FakeTensor or _is_callback(item) for item in cells)
     return kind is compat.FakeTensor
+
+
+def _is_callback(value: Any) -> bool:
+    return type(value) is types.FunctionType and "leads_to" in vars(value)
 
 
 def link(residual: Residual, name: str, bindings: dict[str, Any], measuring: bool = False) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
 import pytest
 import torch
@@ -209,3 +210,23 @@ def test_an_error_out_of_a_handler_behind_a_break():
             raise
 
     parity(trained(after), whole=False, captures=None)
+
+
+@pytest.mark.parametrize("decorator", [torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad()])
+def test_a_function_that_the_step_decorates(decorator):
+    """Regression: the decorated function reached code after the capture, with a callback of the capture in it."""
+    weight = torch.randn(4, 4)
+
+    def step(x):
+        @decorator
+        def inner(x):
+            made = x @ weight
+            time.time()
+            return made @ weight
+
+        return inner(x).float()
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    for _ in range(3):
+        x = torch.randn(2, 4)
+        assert torch.equal(compiled(x), step(x))

@@ -85,6 +85,7 @@ from sidefx_train.torch_compat.functionalization import storage_replaced as stor
 from sidefx_train.torch_compat.functionalization import to_functional as to_functional
 from sidefx_train.torch_compat.global_state import GlobalState as GlobalState
 from sidefx_train.torch_compat.global_state import answers_changed_by_captures as answers_changed_by_captures
+from sidefx_train.torch_compat.global_state import autocast_depth_kept as autocast_depth_kept
 from sidefx_train.torch_compat.global_state import autocast_enabled as autocast_enabled
 from sidefx_train.torch_compat.global_state import autocast_off as autocast_off
 from sidefx_train.torch_compat.global_state import default_device_cpu as default_device_cpu

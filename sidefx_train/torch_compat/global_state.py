@@ -137,8 +137,7 @@ def restoring_state() -> Iterator[None]:
                 torch._C._autograd._saved_tensors_hooks_disable(disabled)
         while torch._C._len_torch_function_stack() > len(functions):
             torch._C._pop_torch_function_stack()
-        while _autocast_nesting() > nesting:
-            torch.autocast_decrement_nesting()
+        _nest_autocast(nesting)
         for kind, (enabled, cast) in casts.items():
             torch.set_autocast_enabled(kind, enabled)
             torch.set_autocast_dtype(kind, cast)
@@ -159,6 +158,24 @@ def restoring_state() -> Iterator[None]:
 def _autocast_nesting() -> int:
     torch.autocast_increment_nesting()
     return torch.autocast_decrement_nesting()
+
+
+def _nest_autocast(depth: int) -> None:
+    """Makes the thread ``depth`` autocast regions deep: torch drops its casts of weights when it leaves the last."""
+    while _autocast_nesting() > depth:
+        torch.autocast_decrement_nesting()
+    while _autocast_nesting() < depth:
+        torch.autocast_increment_nesting()
+
+
+@contextmanager
+def autocast_depth_kept() -> Iterator[None]:
+    """Context that leaves the autocast regions which other code has entered in it, and not left."""
+    depth = _autocast_nesting()
+    try:
+        yield
+    finally:
+        _nest_autocast(depth)
 
 
 def unsupported_ambient_mode() -> str | None:

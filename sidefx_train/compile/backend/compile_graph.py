@@ -115,7 +115,8 @@ def build(traced: TracedGraph, config: CompileConfig) -> Executable:
     shape_env = traced.fake_mode.shape_env
     known = set(compat.recorded_conditions(shape_env))
     quiet = nullcontext() if callable(config.backend) else no_warnings()  # a callable is code of the program
-    with quiet, compat.autocast_off(), without(*config.disabled_passes):  # casts are in the graph already
+    with quiet, compat.autocast_depth_kept(), compat.autocast_off(), without(*config.disabled_passes):
+        # The casts are in the graph already.
         executable = _built(traced, config)
     added = [condition for condition in compat.recorded_conditions(shape_env) if condition not in known]
     return replace(executable, conditions=(*executable.conditions, *added))

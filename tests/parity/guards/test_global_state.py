@@ -239,3 +239,19 @@ def test_a_module_that_makes_tensors_is_imported_in_the_real_world(by, tmp_path,
         assert type(sys.modules[name].T) is torch.Tensor
     finally:
         sys.modules.pop(name, None)
+
+
+def test_autocast_regions_that_lowering_leaves_open_are_left(monkeypatch):
+    """In an open region, torch would keep the casts of weights over eager steps."""
+    from sidefx_train.compile.backend import compile_graph
+
+    before = compile_graph.build_functional
+
+    def leaves_one_open(*args):
+        torch.autocast_increment_nesting()
+        return before(*args)
+
+    monkeypatch.setattr(compile_graph, "build_functional", leaves_one_open)
+    sidefx_train.compile(lambda x: x + 1, backend="aot_eager")(torch.ones(2))
+    torch.autocast_increment_nesting()
+    assert torch.autocast_decrement_nesting() == 0

@@ -138,7 +138,10 @@ class Proving:
 
     def compare(self, args: list[Any]) -> Verdict:
         """Runs both on copies of the inputs; restores the random state."""
-        with compat.default_device_cpu():  # the caller's default device is not for tensors that a comparison makes
+        with (
+            compat.autocast_depth_kept(),
+            compat.default_device_cpu(),
+        ):  # the caller's default device is not for tensors that a comparison makes
             return self._compare(args)
 
     def _compare(self, args: list[Any]) -> Verdict:

@@ -9,6 +9,9 @@ from tests.gpu.compare import check
 
 pytestmark = pytest.mark.gpu
 
+SINGLE, HALF = 1e-3, 2e-2
+"""Of the largest element, after six updates: kernels of float32 sum in another order, bfloat16 has 8 digits."""
+
 _RECORDED = {
     programs.mlp_adamw_fused, programs.mlp_adamw, programs.mlp_adam_capturable, programs.mlp_sgd_schedule,
     programs.mlp_fused_schedule, programs.mlp_rmsprop, programs.mlp_autocast, programs.zeroed_after, programs.logged,
@@ -29,13 +32,13 @@ def test_the_functional_graph(make):
 
 @pytest.mark.parametrize("make", programs.PROGRAMS)
 def test_kernel_by_kernel(make):
-    tolerance = 2e-2 if make in (programs.mlp_autocast, programs.mlp_scaler) else 1e-3
+    tolerance = HALF if make in (programs.mlp_autocast, programs.mlp_scaler) else SINGLE
     check(make, "cuda", tolerance, cuda_graphs="off", rng="eager")
 
 
 @pytest.mark.parametrize("make", programs.PROGRAMS)
 def test_replayed(make):
-    tolerance = 2e-2 if make in (programs.mlp_autocast, programs.mlp_scaler) else 1e-3
+    tolerance = HALF if make in (programs.mlp_autocast, programs.mlp_scaler) else SINGLE
     step = check(make, "cuda", tolerance, rng="eager")
     report = step.report()
     graphs = [capture.cuda_graph for capture in report.captures]

@@ -170,5 +170,5 @@ def test_a_soak_of_a_thousand_steps_with_a_changing_world():
 
     (expected, _), (found, training) = run(False), run(True)
     for a, b in zip(expected, found, strict=True):
-        torch.testing.assert_close(b, a, rtol=0.05, atol=1e-2)
+        torch.testing.assert_close(b, a, rtol=0.05, atol=1e-2)  # rounding grows over a thousand steps
     assert training.step.report().replays > 900

@@ -34,6 +34,7 @@ def device():
 
 @pytest.mark.parametrize("make", [each for each in programs.PROGRAMS if each not in _NOT_RECORDED])
 def test_programs(make):
+    # Bfloat16 has 8 digits, and casts of a fused kernel round elsewhere; the rest rounds learning rates to float32.
     step = check(make, "cpu", 2e-2 if make is programs.mlp_autocast else 1e-5, backend="aot_eager")
     report = step.report()
     for capture in report.captures[-1:]:
@@ -118,6 +119,14 @@ def test_learning_rates_are_no_part_of_a_recording():
 
     training, _, _ = both(between)
     assert training.graph.recordings == 1 and training.graph.replays == len(BATCHES) - 1
+
+
+def test_a_zero_of_another_sign_is_another_hyperparameter():
+    def between(training: Training, call: int) -> None:
+        training.optimizer.param_groups[0]["weight_decay"] = 0.0 if call < 6 else -0.0
+
+    training, _, _ = both(between)
+    assert training.graph.recordings == 2, training.graph
 
 
 def test_accumulation_shares_gradients():

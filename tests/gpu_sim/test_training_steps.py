@@ -97,3 +97,16 @@ def test_an_index_out_of_range_stops_the_kernel_that_uses_it():
     for wrong in ((ids + 7, picked), (ids, picked + 4)):
         with pytest.raises(DeviceAssertFailed, match="index out of bounds"):
             step(*wrong)
+
+
+def test_zeros_of_both_signs_are_different_numbers():
+    """The block of numbers is copied to the device only if one has changed."""
+
+    def step(x, number):
+        return x * number
+
+    simulated_step = SimulatedStep(step, CompileConfig(verify=0))
+    x = torch.ones(4)
+    for number in (1.0, 2.0, 0.0, -0.0, 0.0):
+        found = simulated_step(x, number)
+        assert torch.equal(found, step(x, number)) and torch.equal(found.signbit(), step(x, number).signbit()), number

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.graph.artifacts import TracedGraph
 from sidefx_train.compile.graph.devices import accelerator_of, is_on_accelerator
 from sidefx_train.compile.graph.fx_utils import copied
@@ -52,14 +53,13 @@ def move_inputs(traced: TracedGraph) -> tuple[TracedGraph, Moved]:
 
 
 def _is_batch(traced: TracedGraph, position: int) -> bool:
-    """Returns True for a strided tensor that every call passes anew, and that shares memory with no other input."""
+    """Returns True for a tensor that is fetched at every call, and that shares memory with no other input."""
     given = traced.inputs[position]
     value = given.example
     if given.kind != "tensor" or given.counter is not None or value.device.type != "cpu" or not value.dim():
         return False
-    storage = value.untyped_storage()._cdata
-    others = [each.example for i, each in enumerate(traced.inputs) if i != position]
-    return all(not isinstance(each, torch.Tensor) or each.untyped_storage()._cdata != storage for each in others)
+    tensors = [each.example for each in traced.inputs if isinstance(each.example, torch.Tensor)]
+    return [compat.storage_id(each) for each in tensors].count(compat.storage_id(value)) == 1
 
 
 def _is_only_moved(node: fx.Node, device: torch.device) -> bool:

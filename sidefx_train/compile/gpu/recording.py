@@ -110,7 +110,7 @@ class Recording:
         return self._epoch == self._device.epoch and self._fixed.hold(args)
 
     def may_write(self, args: list[Any]) -> bool:
-        """Returns True if nothing but gradients, which the step sets anew, refers to results that were handed out."""
+        """Returns True if nothing but gradients, which the step replaces, refers to results that were handed out."""
         return self._handed_out.unshared(args)
 
     def replay(self, args: list[Any]) -> Sequence[Any]:
@@ -188,8 +188,8 @@ def _added_by_gradient() -> int:
     return sys.getrefcount(tensor) - before
 
 
-def _begin(tensor: torch.Tensor) -> int:
-    """Returns the address of a tensor's storage."""
+def storage_begin(tensor: torch.Tensor) -> int:
+    """Returns the address of a tensor's storage, without making a Python object for it, which would count as a use."""
     return tensor.data_ptr() - tensor.storage_offset() * tensor.itemsize
 
 
@@ -197,14 +197,14 @@ def _copiers(
     results: Sequence[Any], escaping: Sequence[int], copied: Sequence[int], arguments: list[torch.Tensor]
 ) -> list[tuple[int, Callable[[], torch.Tensor]]]:
     """Returns what copies each escaping result out of the recording's memory."""
-    owned = {_begin(tensor) for tensor in arguments if tensor.numel()}
+    owned = {storage_begin(tensor) for tensor in arguments if tensor.numel()}
     seen: set[int] = set()
     copiers = []
     for position in escaping:
         result = results[position]
         if not isinstance(result, torch.Tensor) or not result.numel():
             continue
-        memory = _begin(result)
+        memory = storage_begin(result)
         if memory in owned or memory in seen:
             raise CannotRecord("a result shares memory with an input or with another result")
         seen.add(memory)

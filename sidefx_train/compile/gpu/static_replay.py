@@ -122,7 +122,8 @@ class StaticReplay:
 
     def _key(self, args: list[Any]) -> Any:
         numbers = [args[i] for i in self._numbers]
-        return (*numbers, *[args[i].shape for i in self._inputs])
+        zeros = [str(number) for number in numbers if number == 0]  # 0.0 and -0.0 are equal, but not the same
+        return (*numbers, *zeros, *[args[i].shape for i in self._inputs])
 
     def _first(self, args: list[Any]) -> Sequence[Any]:
         """Runs a call plainly, and notes how it counts writes: what is replayed has no Python that counts."""

@@ -208,9 +208,9 @@ def _fill_block(graph: RunnerPlan, source: RunnerSource) -> None:
         return
     source.bind("on_host", block.host)  # not pinned: the driver has taken the numbers when the copy returns
     source.bind("last", [None])
-    source(f"numbers = {tuple_text(list(graph.packed))}")
+    source(f"slots[:] = {tuple_text(list(graph.packed))}")
+    source("numbers = bytes(slots)")  # 0.0 and -0.0 are equal, but not the same number
     source("if numbers != last[0]:")
-    source("    slots[:] = numbers")
     source("    packed.copy_(on_host, non_blocking=True)")
     source("    last[0] = numbers")
 

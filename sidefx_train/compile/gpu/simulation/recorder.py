@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
+from torch import fx
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.gpu.recording import storage_begin
 
 
 class StaleAddress(AssertionError):
@@ -59,10 +60,10 @@ class _Recorder(compat.TorchDispatchMode):
             raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
         self._save(func, args, kwargs)
         out = func(*args, **kwargs)
-        given = {_begin(each) for each in _tensors((args, kwargs))}
-        made = [each for each in _tensors(out) if _begin(each) not in given]
+        given = {storage_begin(each) for each in _tensors((args, kwargs))}
+        made = [each for each in _tensors(out) if storage_begin(each) not in given]
         for each in made:
-            self.own[_begin(each)] = each.detach()
+            self.own[storage_begin(each)] = each.detach()
         is_view = not made and not any(a.alias_info and a.alias_info.is_write for a in func._schema.arguments)
         if not is_view:
             self.calls.append((func, self._weak(args), self._weak(kwargs), made))
@@ -76,25 +77,20 @@ class _Recorder(compat.TorchDispatchMode):
             if not (each.alias_info and each.alias_info.is_write and each.name in given):
                 continue
             for tensor in _tensors(given[each.name]):
-                begin = _begin(tensor)
+                begin = storage_begin(tensor)
                 if begin not in self.own and begin not in self.saved:
                     whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
                     self.saved[begin] = (whole, whole.clone())
 
     def _weak(self, value: Any) -> Any:
         def weak(each: Any) -> Any:
-            if not isinstance(each, torch.Tensor) or _begin(each) in self.own:
+            if not isinstance(each, torch.Tensor) or storage_begin(each) in self.own:
                 return each
             storage = each.untyped_storage()
             layout = (tuple(each.shape), tuple(each.stride()), each.storage_offset())
             return _Outside(compat.weak_storage(storage), storage.data_ptr(), each.dtype, layout)
 
-        return tree_map(weak, value)
-
-
-def _begin(tensor: torch.Tensor) -> int:
-    """Returns the address of a tensor's storage, without a Python object for it."""
-    return tensor.data_ptr() - tensor.storage_offset() * tensor.itemsize
+        return fx.node.map_aggregate(value, weak)
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
@@ -119,7 +115,7 @@ class RecordedCalls:
             for memory in [each for recorded in self._pool for each in recorded._own]:
                 memory.fill_(float("nan") if memory.is_floating_point() else 1)
             for func, args, kwargs, made in self._calls:
-                out = func(*tree_map(_strong, args), **tree_map(_strong, kwargs))
+                out = func(*fx.node.map_aggregate(args, _strong), **fx.node.map_aggregate(kwargs, _strong))
                 if made:
                     for old, new in zip(made, _tensors(out), strict=True):
                         old.copy_(new)

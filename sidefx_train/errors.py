@@ -56,6 +56,10 @@ CODES: dict[str, tuple[str, str]] = {
         "timed to compare with eager",
         "No action needed: a few of the first steps run eagerly. keep_slower=True captures them all.",
     ),
+    "SFX211": (
+        "the first step of an optimizer under a GradScaler",
+        "No action needed: the step ran eagerly, and the next one is captured.",
+    ),
     # training loops
     "SFX301": ("left to the framework's own training step", "Remove what the message names to have steps captured."),
     # the installation
@@ -68,6 +72,10 @@ CODES: dict[str, tuple[str, str]] = {
 
 FOLLOWING = frozenset({"SFX112", "SFX113"})
 """Codes of breaks that follow from another break."""
+
+
+FIRST_STEP = "SFX211"
+"""Code of a step that runs eagerly once, and is captured at the next call."""
 
 
 @dataclass(frozen=True)

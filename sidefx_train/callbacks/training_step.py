@@ -65,8 +65,8 @@ def reason_not_to(pl: Lightning, trainer: Any, module: Any) -> str | None:
     known = (plugins.Precision, plugins.MixedPrecision, plugins.HalfPrecision, plugins.DoublePrecision)
     if type(precision) not in known:
         return f"precision plugin {type(precision).__name__} has its own training step"
-    if getattr(precision, "scaler", None) is not None:
-        return "16-mixed precision scales gradients by a value that is known only after each step; use bf16-mixed"
+    if not plain_scaler(precision):
+        return f"gradient scaler {type(precision.scaler).__name__} has its own update"
     if getattr(module, "_compiler_ctx", None) is not None:
         return "the model has been compiled with torch.compile"
     if trainer._detect_anomaly:
@@ -89,6 +89,12 @@ def reason_not_to(pl: Lightning, trainer: Any, module: Any) -> str | None:
         ):
             return f"{type(optimizer).__name__} is not a torch optimizer"
     return None
+
+
+def plain_scaler(precision: Any) -> bool:
+    """Returns True for a precision plugin without a gradient scaler, or with one of torch's."""
+    known = (type(None), torch.amp.GradScaler, torch.cuda.amp.GradScaler)
+    return type(getattr(precision, "scaler", None)) in known
 
 
 def ignores_argument(function: Any, position: int) -> bool:

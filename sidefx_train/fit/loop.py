@@ -2,8 +2,8 @@
 
 Fabric places model and data, applies strategy and precision, and writes checkpoints. This module adds epochs, progress,
 metrics, validation and exact resume. On one device a step is a plain function (forward, loss, backward, update,
-zero_grad) passed to :func:`sidefx_train.compile`. With several devices, or with a ``GradScaler``, Fabric's own wrappers
-run it and the report says so.
+zero_grad) passed to :func:`sidefx_train.compile`. With several devices, Fabric's own wrappers run it and the report
+says so.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lightning.fabric.strategies import SingleDeviceStrategy
 from torch import nn
 
 from sidefx_train.callbacks.registration import intercept_logging
-from sidefx_train.callbacks.training_step import Lightning, ignores_argument
+from sidefx_train.callbacks.training_step import Lightning, ignores_argument, plain_scaler
 from sidefx_train.compile.api import compile_step
 from sidefx_train.errors import CODES, SideFXWarning
 from sidefx_train.fit.inputs import (
@@ -274,8 +274,11 @@ class _Run:
     def _reason_not_to_compile(self) -> str | None:
         if not self._is_plain():
             return f"strategy {type(self.fabric.strategy).__name__} wraps the model"
-        if getattr(self.fabric.strategy.precision, "scaler", None) is not None:
-            return "16-mixed precision scales gradients by a value that is known only after each step; use bf16-mixed"
+        precision = self.fabric.strategy.precision
+        if not plain_scaler(precision):
+            return f"gradient scaler {type(precision.scaler).__name__} has its own update"
+        if self.manual and getattr(precision, "scaler", None) is not None:
+            return "manual optimization with 16-mixed precision scales gradients in Fabric's own backward"
         if any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in self.optimizers):
             return "LBFGS runs the step several times for one update"
         return None
@@ -284,19 +287,27 @@ class _Run:
         """Returns ``step(batch, batch_idx) -> (loss, output)``, detached; on one device without Fabric's wrappers."""
         compute, zero_after = self._compute(self.model, self.plain), not self.manual
         optimizer = (self.optimizers if self.plain else self.wrapped_optimizers)[0]
+        scaler = getattr(self.fabric.strategy.precision, "scaler", None) if self.plain else None
         if self.plain:
 
             def backward(loss: torch.Tensor) -> None:
-                loss.backward()
+                (loss if scaler is None else scaler.scale(loss)).backward()
 
         else:
             backward = self.fabric.backward
+
+        def update() -> None:
+            if scaler is None:
+                optimizer.step()
+            else:
+                scaler.step(optimizer)
+                scaler.update()
 
         def train_step(batch: Any, batch_idx: int) -> tuple[torch.Tensor | None, Any]:
             loss, output = compute(batch, batch_idx)
             if zero_after and loss is not None:
                 backward(loss)
-                optimizer.step()
+                update()
                 optimizer.zero_grad()
             return None if loss is None else loss.detach(), output
 

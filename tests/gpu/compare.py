@@ -19,8 +19,8 @@ def tensors_of(value: Any, name: str = "") -> dict[str, Any]:
         found = tensors_of(value.state_dict(), f"{name}net.")
         grads = {f"{key}.grad": p.grad for key, p in value.named_parameters()}
         return found | tensors_of(grads, f"{name}net.")
-    if isinstance(value, torch.optim.Optimizer):
-        return tensors_of(value.state_dict(), f"{name}optimizer.")
+    if isinstance(value, (torch.optim.Optimizer, torch.amp.GradScaler)):
+        return tensors_of(value.state_dict(), f"{name}{type(value).__name__}.")
     if isinstance(value, dict):
         return {k: v for key, item in value.items() for k, v in tensors_of(item, f"{name}{key}.").items()}
     if isinstance(value, (list, tuple)):

@@ -122,6 +122,32 @@ def mlp_scaler(device: str) -> Program:
     return _trained(net, optimizer, _labels(device), cast=torch.float16, scaler=scaler)
 
 
+def scaled(device: str, optimizer_of: Callable[..., torch.optim.Optimizer], steps: int = 9) -> Program:
+    """Gradients that overflow in some steps, whose update the scaler skips."""
+    net = _mlp(device)
+    optimizer = optimizer_of(net.parameters())
+    scaler = torch.amp.GradScaler(device, init_scale=2.0**8, growth_interval=2)
+
+    def step(x: Any, y: Any, factor: Any) -> Any:
+        with torch.autocast(x.device.type, dtype=torch.float16):
+            loss = F.cross_entropy(net(x), y)
+        scaler.scale(loss * factor).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        return loss
+
+    factors = [torch.tensor(float("inf") if index in (3, 6, 7) else 1.0, device=device) for index in range(steps)]
+    batches = [(*batch, factor) for batch, factor in zip(_labels(device, steps), factors, strict=True)]
+    return Program(step, batches, [net, optimizer, scaler])
+
+
+def mlp_scaler_adamw(device: str) -> Program:
+    return scaled(device, lambda params: torch.optim.AdamW(params, lr=1e-2))
+
+
 def ragged(device: str) -> Program:
     net = _mlp(device)
     batches = [*_labels(device, 3), *_labels(device, 1, rows=5), *_labels(device, 3), *_labels(device, 1, rows=5)]
@@ -289,5 +315,6 @@ def lstm(device: str) -> Program:
 
 PROGRAMS = [
     mlp_adamw_fused, mlp_adamw, mlp_adam_capturable, mlp_sgd_schedule, mlp_fused_schedule, mlp_rmsprop, mlp_autocast,
-    mlp_scaler, ragged, zeroed_after, from_host, logged, accumulation, hooks, cnn, gpt, gpt_dropout, lstm,
+    mlp_scaler, mlp_scaler_adamw, ragged, zeroed_after, from_host, logged, accumulation, hooks, cnn, gpt, gpt_dropout,
+    lstm,
 ]  # fmt: skip

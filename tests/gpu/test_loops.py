@@ -45,7 +45,7 @@ def loader() -> Any:
     return DataLoader(data, batch_size=8, pin_memory=ACCELERATOR == "gpu")
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed"])
 @pytest.mark.parametrize("warmup", ["now", "background"])
 def test_lightning(tmp_path, warmup, precision):
     runs = []

@@ -18,6 +18,8 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 TOLERANCE = 1e-2
 """An update that divides by the size of the gradient makes its rounding as large as the learning rate."""
+HALF = 5e-2
+"""The same with gradients in half precision."""
 FUSED = ("Adam", "AdamW", "Adagrad", "SGD")
 
 
@@ -41,3 +43,14 @@ def test_fused_updates_are_replayed(name):
     step = check(training(name, fused=True), "cuda", TOLERANCE)
     (capture,) = step.report().captures
     assert capture.cuda_graph.replays >= 4, step.report()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_updates_that_a_scaler_skips(name):
+    """One graph, replayed also in the steps whose gradients are infinite."""
+    made = getattr(torch.optim, name)
+    step = check(lambda device: programs.scaled(device, lambda p: made(p, **OPTIMIZERS[name])), "cuda", HALF)
+    report = step.report()
+    assert {record.code for record in report.fallbacks} <= {"SFX211"} and not report.breaks, report
+    graph = report.captures[-1].cuda_graph
+    assert not graph.refused and graph.replays >= 5, report

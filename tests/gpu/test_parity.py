@@ -12,10 +12,12 @@ pytestmark = pytest.mark.gpu
 SINGLE, HALF = 1e-3, 2e-2
 """Of the largest element, after six updates: kernels of float32 sum in another order, bfloat16 has 8 digits."""
 
+_HALF = {programs.mlp_autocast, programs.mlp_scaler, programs.mlp_scaler_adamw}
 _RECORDED = {
     programs.mlp_adamw_fused, programs.mlp_adamw, programs.mlp_adam_capturable, programs.mlp_sgd_schedule,
     programs.mlp_fused_schedule, programs.mlp_rmsprop, programs.mlp_autocast, programs.zeroed_after, programs.logged,
-    programs.hooks, programs.cnn, programs.gpt, programs.gpt_dropout, programs.lstm,
+    programs.mlp_scaler, programs.mlp_scaler_adamw, programs.hooks, programs.cnn, programs.gpt, programs.gpt_dropout,
+    programs.lstm,
 }  # fmt: skip
 """Programs of which every call but the first two replays one recording."""
 
@@ -32,13 +34,13 @@ def test_the_functional_graph(make):
 
 @pytest.mark.parametrize("make", programs.PROGRAMS)
 def test_kernel_by_kernel(make):
-    tolerance = HALF if make in (programs.mlp_autocast, programs.mlp_scaler) else SINGLE
+    tolerance = HALF if make in _HALF else SINGLE
     check(make, "cuda", tolerance, cuda_graphs="off", rng="eager")
 
 
 @pytest.mark.parametrize("make", programs.PROGRAMS)
 def test_replayed(make):
-    tolerance = HALF if make in (programs.mlp_autocast, programs.mlp_scaler) else SINGLE
+    tolerance = HALF if make in _HALF else SINGLE
     step = check(make, "cuda", tolerance, rng="eager")
     report = step.report()
     graphs = [capture.cuda_graph for capture in report.captures]

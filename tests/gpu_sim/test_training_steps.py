@@ -6,8 +6,11 @@ from functools import partial
 
 import pytest
 import torch
+from torch.nn import functional as F
 
+from sidefx_train.compile.gpu.replaying import recording_on_host
 from sidefx_train.compile.gpu.simulation import DeviceAssertFailed, SimulatedStep
+from sidefx_train.compile.gpu.simulation.recorder import HostRecorder
 from sidefx_train.config import CompileConfig
 from sidefx_train.errors import BackendError
 from tests.gpu_sim.programs import MORE, PROGRAMS
@@ -53,6 +56,40 @@ def test_every_optimizer(name, options):
             simulated(partial(trained_by, name))
         return
     simulated(partial(trained_by, name, **options), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("foreach", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_an_update_that_a_scaler_skips(foreach):
+    """The counters on the host wait for the device's flag; nothing else does, and the graph has none of them."""
+
+    def make() -> Program:
+        model, usual = mlp(), batches((5, 6), classes=3)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=foreach)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
+
+        def step(x, y):
+            loss = F.cross_entropy(model(x), y)
+            scaler.scale(loss / (x[0, 0] != 5)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        def batch(index):
+            x, y = usual(index)
+            if index in (2, 4):
+                x[0, 0] = 5
+            return x, y
+
+        return Program(step, batch, (model, optimizer, scaler))
+
+    step = simulated(make, steps=6, rtol=1e-4, atol=1e-5, eager=1)
+    (graph,) = step.graphs
+    assert "if r" in graph.executable.sources["runner"], graph.executable.sources["runner"]
+    with recording_on_host(HostRecorder()):  # says whether it could
+        step = simulated(make, steps=2, rtol=1e-4, atol=1e-5, eager=1)
+    (capture,) = step.report().captures
+    assert not capture.cuda_graph.refused, step.report()
 
 
 @pytest.mark.slow

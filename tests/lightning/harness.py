@@ -99,6 +99,7 @@ def fit(
     validate: bool = False,
     resume: str | None = None,
     package: Any = pl,
+    plugins: Callable[[], list[Any]] = list,
     **options: Any,
 ) -> Fitted:
     """Runs one fit from a fixed seed. ``options`` go to the Trainer."""
@@ -117,6 +118,7 @@ def fit(
             log_every_n_steps=1,
             default_root_dir=folder,
             accelerator="cpu",
+            plugins=plugins(),
             **{"enable_checkpointing": False, "num_sanity_val_steps": 0, **options},
         )
         trainer.fit(module, data(rows), data(12, seed=5) if validate else None, ckpt_path=resume)

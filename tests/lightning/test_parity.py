@@ -10,6 +10,7 @@ import torch
 import torchmetrics
 from lightning import pytorch as pl
 from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import nn
 from torch.nn import functional as F
 
@@ -301,6 +302,35 @@ def test_optimizer_of_the_user(tmp_path):
 @pytest.mark.parametrize("precision", ["bf16-mixed", "64-true", "bf16-true"])
 def test_precision(tmp_path, precision):
     parity(Classifier, tmp_path, rows=EVEN, precision=precision, captured=precision == "bf16-mixed")
+
+
+class Overflowing(Classifier):
+    """Half precision overflows in some batches: the scaler skips their update."""
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        loss = F.cross_entropy(self(x), y)
+        self.log("loss", loss)
+        return loss * (1 + 1e38 * (x[0, 0] > 0.5))
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+def test_gradient_scaler(tmp_path, optimizer):
+    def plugins():
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=2)
+        return [MixedPrecision("16-mixed", "cpu", scaler=scaler)]
+
+    class Scaled(Overflowing):
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            self.events.append(self.trainer.precision_plugin.scaler.state_dict())
+
+    options = {"rows": EVEN, "gradient_clip_val": 0.5, "captured": False}
+    _, ours = parity(lambda: Scaled(optimizer=optimizer), tmp_path, plugins=plugins, **options)
+    scales = [event["scale"] for event in ours.module.events]
+    assert any(after < before for before, after in zip(scales, scales[1:], strict=False)), scales
+    report = ours.report
+    assert {record.code for record in report.fallbacks} == {"SFX211"} and not report.breaks, f"{report}"
+    assert len(report.captures) == 1 and report.replays >= report.calls - 3, f"{report}"
 
 
 class Manual(Classifier):

@@ -133,7 +133,7 @@ class _Assembler:
             for arg in call.all_input_nodes:
                 for node in self._needs(arg):
                     found[node] = None
-        return list(found)
+        return list(found | dict.fromkeys(self.counters.flags.values()))
 
     def _needs(self, node: fx.Node) -> list[fx.Node]:
         """Returns the graph results from which the runner makes ``node``."""
@@ -183,7 +183,9 @@ class _Assembler:
             mutated_bases=tuple(retraced.mutated_bases),
             metadata_updates=tuple((i, *new) for i, new in retraced.metadata.items()),
             tail=calls,
-            counters=tuple((self.position[node], name) for node, name in self.counters.values.items()),
+            counters=tuple(
+                (self.position[node], name, self._flag(node)) for node, name in self.counters.values.items()
+            ),
             device=accelerator_of(retraced.module.graph),
             outputs=outputs,
             checks=tuple(checks),
@@ -191,6 +193,10 @@ class _Assembler:
             covered=covered,
             notes=(f"fused update decomposed: {self.tail.reason}",) if self.tail.reason else (),
         )
+
+    def _flag(self, counter: fx.Node) -> str | None:
+        flag = self.counters.flags.get(counter)
+        return None if flag is None else f"r{self.retraced.results[flag]}"
 
     def _output(self, out: Any, late: list[str]) -> Output:
         if not isinstance(out, fx.Node):

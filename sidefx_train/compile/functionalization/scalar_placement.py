@@ -19,7 +19,7 @@ from torch import fx
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.common.source_literals import literal
 from sidefx_train.compile.graph.alias_analysis import Aliases
-from sidefx_train.compile.graph.artifacts import GraphInput, is_scalar
+from sidefx_train.compile.graph.artifacts import PREDICATED, GraphInput, is_scalar
 from sidefx_train.compile.graph.fx_utils import written_args
 
 aten = torch.ops.aten
@@ -113,6 +113,21 @@ def _may_count(tensor: torch.Tensor) -> bool:
     return alone and tensor.device.type == "cpu" and tensor.dtype in _COUNTER_DTYPES
 
 
+@dataclass(frozen=True)
+class Kept:
+    """A counter whose new value is kept only where a flag of the graph is true.
+
+    Attributes:
+        flag: the flag.
+        value: variable with the new value; the old one is that at entry.
+        nodes: the operations that take it back otherwise.
+    """
+
+    flag: fx.Node
+    value: str
+    nodes: frozenset[fx.Node]
+
+
 @dataclass
 class ScalarPlan:
     """Placement of the numbers of a graph.
@@ -122,12 +137,14 @@ class ScalarPlan:
         late: number nodes that depend on a tensor computed by the graph.
         sizes: number nodes computed only from the inputs' sizes, strides and numbers of elements.
         counters: variable with the final value of every input that only host arithmetic changes.
+        kept: those inputs of which a flag decides whether the new value is kept.
     """
 
     host: HostProgram
     late: set[fx.Node]
     sizes: set[fx.Node]
     counters: dict[fx.Node, str]
+    kept: dict[fx.Node, Kept]
 
 
 class _Planner:
@@ -138,6 +155,7 @@ class _Planner:
         self.sizes: set[fx.Node] = set()
         self.counters: dict[fx.Node, str | None] = {}  # root -> variable with its current value, None: not a counter
         self.values: dict[fx.Node, str] = {}  # out-of-place counter results
+        self.kept: dict[fx.Node, Kept] = {}
         self.aliases = aliases
         self.functions = compat.host_functions()
         placeholders = [n for n in graph.nodes if n.op == "placeholder"]
@@ -172,7 +190,24 @@ class _Planner:
         elif not self._counter_update(node):
             for root in self.aliases.writes(node):
                 if root in self.counters:
+                    kept = self._taken_back(node, root)
                     self.counters[root] = None
+                    self.kept.pop(root, None)
+                    if kept is not None:
+                        self.kept[root] = kept
+
+    def _taken_back(self, node: fx.Node, root: fx.Node) -> Kept | None:
+        """Returns how a counter gets its new value, or its value at entry, by a flag; ``None`` for other writes."""
+        if PREDICATED not in node.meta or root in self.kept:
+            return None
+        choice: Any = node.args[1]
+        flag, _, old = choice.args
+        value = self.counters[root]
+        if value is None or self.values.get(old) != self.entry[root]:
+            return None
+        copied = flag if flag.target is aten._to_copy.default else None
+        flag = flag if copied is None else copied.args[0]
+        return Kept(flag, value, frozenset((old, choice, node)))
 
     def _number(self, node: fx.Node) -> None:
         if any(a in self.late for a in node.all_input_nodes):
@@ -279,7 +314,7 @@ def plan_scalars(graph: fx.Graph, inputs: tuple[GraphInput, ...], aliases: Alias
     """Places the number nodes of a captured graph."""
     planner = _Planner(graph, inputs, aliases)
     changed = {root: name for root, name in planner.counters.items() if name and planner.entry[root] != name}
-    return ScalarPlan(planner.host, planner.late, planner.sizes, changed)
+    return ScalarPlan(planner.host, planner.late, planner.sizes, changed, planner.kept)
 
 
 @dataclass(frozen=True)
@@ -289,26 +324,35 @@ class HostCounters:
     Attributes:
         nodes: their updates in the captured graph.
         values: variable with the final value, by input.
+        flags: those inputs that get it only where a flag is true: the flag.
     """
 
     nodes: frozenset[fx.Node] = frozenset()
     values: dict[fx.Node, str] = field(default_factory=dict)
+    flags: dict[fx.Node, fx.Node] = field(default_factory=dict)
 
 
 def host_counters(graph: fx.Graph, plan: ScalarPlan, aliases: Aliases) -> HostCounters:
     """Returns the counters on the CPU that only the host reads and changes: a graph on an accelerator is better
     without them."""
-    left = set(plan.counters)
+    left = set(plan.counters) | set(plan.kept)
+    taken_back = {node: root for root, kept in plan.kept.items() for node in kept.nodes}
     inputs = frozenset(n for n in graph.nodes if n.op == "placeholder")
     touched = {n: (aliases.reads(n) | aliases.writes(n)) & inputs for n in graph.nodes if n.op == "call_function"}
     while True:
         nodes = {n: roots for n, roots in touched.items() if roots & left}
-        mixed = {root for n, roots in nodes.items() if not (_only_counts(n) and roots <= left) for root in roots}
+        counts = {n for n in nodes if _only_counts(n) or taken_back.get(n) in left}
+        mixed = {root for n, roots in nodes.items() if not (n in counts and roots <= left) for root in roots}
         if not mixed & left:
             break
         left -= mixed
-    updates = frozenset(n for n in nodes if n.target in _COUNTER_OPS or n.target in _FOREACH_UPDATES)
-    return HostCounters(updates, {root: name for root, name in plan.counters.items() if root in left})
+    kept = {root: each for root, each in plan.kept.items() if root in left}
+    skipped = {n for n in nodes if n.target in _COUNTER_OPS or n.target in _FOREACH_UPDATES}
+    skipped.update(*(each.nodes for each in kept.values()))
+    skipped |= {n for n in graph.nodes if n.target is aten._to_copy.default and n.users and skipped.issuperset(n.users)}
+    values = {root: name for root, name in plan.counters.items() if root in left}
+    values |= {root: each.value for root, each in kept.items()}
+    return HostCounters(frozenset(skipped), values, {root: each.flag for root, each in kept.items()})
 
 
 def _only_counts(node: fx.Node) -> bool:

@@ -50,6 +50,9 @@ SAME = "sidefx_same"
 HIDDEN_FROM_AUTOGRAD = "sidefx_hidden_from_autograd"
 """Key in ``meta`` of a node that writes with autograd off: ``"no_grad"`` or ``"inference"``."""
 
+PREDICATED = "sidefx_predicated"
+"""Key in ``meta`` of a ``copy_`` of ``where(flag, new, old)``: it takes back a write where the flag is false."""
+
 InputKind = Literal["static", "tensor", "scalar"]
 
 
@@ -192,7 +195,8 @@ class RunnerPlan:
         metadata_updates: positions of inputs with changed layout, with the new size, stride, and relative offset.
         tail: operations run after the graph on the real inputs and on results.
         moved: (input position, the host need not wait): inputs that the runner moves to the device.
-        counters: (input position, host number): inputs on the CPU that the runner sets after the graph.
+        counters: (input position, host number, result): inputs on the CPU that the runner sets after the graph, if the
+            result is true, or ``None``.
         device: the accelerator that the graph runs on, and the scalar buffer is on; ``None``: the CPU.
         outputs: how each user output is made.
         checks: conditions on index inputs, checked before anything runs.
@@ -216,7 +220,7 @@ class RunnerPlan:
     metadata_updates: tuple[tuple[int, tuple[int, ...], tuple[int, ...], int], ...] = ()
     tail: tuple[TailCall, ...] = ()
     moved: tuple[tuple[int, bool], ...] = ()
-    counters: tuple[tuple[int, str], ...] = ()
+    counters: tuple[tuple[int, str, str | None], ...] = ()
     device: torch.device | None = None
     outputs: tuple[Output, ...] = ()
     checks: tuple[IndexCheck, ...] = ()

@@ -37,7 +37,7 @@ from sidefx_train.compile.runtime.guard_failures import Missed, SpecializationSt
 from sidefx_train.compile.runtime.timing.dispatch_timing import dispatch_seconds
 from sidefx_train.compile.runtime.timing.eager_comparison import EagerComparison
 from sidefx_train.config import CompileConfig
-from sidefx_train.errors import FOLLOWING, Location
+from sidefx_train.errors import FIRST_STEP, FOLLOWING, Location
 from sidefx_train.gc_control import fewer_collections
 from sidefx_train.report import StepReport
 
@@ -314,7 +314,8 @@ class CompiledStep:
             self._capturing = False
         self._release_references(outcome, call)
         if isinstance(outcome, CaptureFailed):
-            self._limits.add_stop(outcome)
+            if outcome.code != FIRST_STEP:
+                self._limits.add_stop(outcome)
             return outcome
         if missed is not None:
             self._report.record_recapture(*missed, time.perf_counter() - began)

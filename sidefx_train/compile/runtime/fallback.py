@@ -11,10 +11,10 @@ from sidefx_train.compile.pipeline.captured import CaptureFailed
 from sidefx_train.compile.pipeline.run_context import Call
 from sidefx_train.compile.runtime.describe import callers_level, summary
 from sidefx_train.config import CompileConfig
-from sidefx_train.errors import GraphBreakError, SideFXWarning
+from sidefx_train.errors import FIRST_STEP, GraphBreakError, SideFXWarning
 from sidefx_train.report import StepReport
 
-_NO_BREAKS = frozenset({"SFX202", "SFX203", "SFX208", "SFX209", "SFX210"})
+_NO_BREAKS = frozenset({"SFX202", "SFX203", "SFX208", "SFX209", "SFX210", FIRST_STEP})
 """Codes of reasons that are no graph breaks: a captured graph exists, or could."""
 
 
@@ -54,6 +54,8 @@ class Fallback:
         """
         if stop.raised:
             return self._run_after_error(stop, call)
+        if stop.code == FIRST_STEP:
+            return self.run_silently(stop, call)
         if stop.code not in _NO_BREAKS:
             self._report.record_break(stop.code, stop.reason, stop.location)
             if self._strict:

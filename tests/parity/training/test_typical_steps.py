@@ -400,36 +400,6 @@ def test_what_python_says_of_itself():
     parity(make)
 
 
-def test_gradient_scaler_skips_a_step_with_infinities():
-    """Its condition is a break in torch's own code; the optimizer's step after it is captured."""
-
-    def make() -> Program:
-        model = mlp()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        scaler = torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=2)
-
-        def step(x, y):
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(x), y)
-            scaler.scale(loss).backward()
-            scaler.unscale_(optimizer)
-            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            scaler.step(optimizer)
-            scaler.update()
-            return loss.detach(), norm, scaler.get_scale()
-
-        usual = batches((4, 6), classes=3)
-
-        def batch(index):
-            x, y = usual(index)
-            return (x * float("inf") if index in (3, 5) else x), y
-
-        return Program(step, batch, ([*model.parameters()], optimizer))
-
-    report = parity(make, steps=8, whole=False, captures=None)
-    assert not report.fallbacks and not any(part.fallbacks for part in report.parts)
-
-
 def test_progress_bar_read_after_an_update():
     """Its call runs after the graph, and later reads in the step see the call's effects."""
     tqdm = pytest.importorskip("tqdm", reason="progress bars of tqdm")

@@ -231,6 +231,31 @@ def test_bf16_mixed_captured():
     compare(net, tensors(), precision="bf16-mixed")
 
 
+def half_precision_with_scaler(monkeypatch):
+    """Fabric takes bfloat16 on the CPU instead."""
+    connector, made = lightning.fabric.connector, lightning.fabric.connector.MixedPrecision
+
+    def plugin(precision, device):
+        return made("16-mixed", device, torch.amp.GradScaler(device, init_scale=2.0**18, growth_interval=2))
+
+    monkeypatch.setattr(connector, "MixedPrecision", plugin)
+
+
+@pytest.mark.slow
+def test_gradient_scaler(monkeypatch):
+    """The first steps overflow; the scale is halved until they do not."""
+    half_precision_with_scaler(monkeypatch)
+    eager_model, model = net(), net()
+    options = {"precision": "bf16-mixed", "seed": 3, "progress": False}
+    eager = fit(eager_model, tensors(), compile=False, epochs=3, **options)
+    ours = fit(model, tensors(), warmup="now", epochs=3, **options)
+    same(photograph(dict(eager_model.state_dict())), photograph(dict(model.state_dict())), "parameters", False)
+    same(losses(eager), losses(ours), "losses", False)
+    report = ours.report
+    assert {record.code for record in report.fallbacks} == {"SFX211"} and report.replays, f"{report}"
+    assert not torch.equal(model[0].weight, net()[0].weight), "nothing was trained"
+
+
 def test_manual_optimization():
     class Manual(lightning.LightningModule):
         def __init__(self):

@@ -187,8 +187,7 @@ def _finished(
     graph: RunnerPlan, source: RunnerSource, tail: Tail, counts: bool
 ) -> tuple[Callable[[list[Any]], Any], str]:
     """Writes what follows the graph, and compiles."""
-    for position, number in graph.counters:
-        source(f"a{position}.fill_({number})")
+    _count(graph, source)
     _late_numbers(graph, source)
     tail(graph, source)
     _bump_versions(graph, source, 1 if counts else 0)
@@ -197,6 +196,19 @@ def _finished(
     _keep_together(graph, source)
     _forget(graph, source, _take(graph, source))
     return source.compile(), source.text()
+
+
+def _count(graph: RunnerPlan, source: RunnerSource) -> None:
+    """Writes the new values of counters on the host. To read a flag, it waits for the device, as eager does."""
+    for flag, group in itertools.groupby(sorted(graph.counters, key=_flag_of), _flag_of):
+        if flag:
+            source(f"if {flag}.item():")
+        for position, number, _ in group:
+            source(f"{'    ' if flag else ''}a{position}.fill_({number})")
+
+
+def _flag_of(counter: tuple[int, str, str | None]) -> str:
+    return counter[2] or ""
 
 
 def _fill_block(graph: RunnerPlan, source: RunnerSource) -> None:
@@ -414,7 +426,7 @@ def _bump_versions(graph: RunnerPlan, source: RunnerSource, counted: int) -> Non
         wrote(position, counted)
     for number in graph.mutated_bases:
         wrote_base(number)
-    for position, _ in graph.counters:
+    for position, *_ in graph.counters:
         wrote(position, 1)
     for target, _ in graph.deferred_copies:
         if target.startswith("a"):

@@ -24,7 +24,12 @@ if TYPE_CHECKING:
     from sidefx_train.compile.capture.side_effects.effect import Effect, SideEffects
 
 
-def difference(first: SideEffects, second: SideEffects, same_tensor: Callable[[Any, Any], bool] | None = None) -> str:
+def difference(
+    first: SideEffects,
+    second: SideEffects,
+    same_tensor: Callable[[Any, Any], bool] | None = None,
+    writes: bool = True,
+) -> str:
     """Returns one line for each difference of ``second``; empty if the two leave equal objects.
 
     Objects that both created are compared by contents and references, not by identity.
@@ -33,11 +38,12 @@ def difference(first: SideEffects, second: SideEffects, same_tensor: Callable[[A
         first: effects of a capture, from ``observe``.
         second: effects of the same capture, for example after another branch.
         same_tensor: returns True if two fake tensors (or symbolic numbers) have the same value; identity if ``None``.
+        writes: in-place writes to tensors are differences.
 
     Raises:
         ValueError: one of the two is not a result of ``observe``.
     """
-    return "\n".join(Comparison(first, second, same_tensor).lines())
+    return "\n".join(Comparison(first, second, same_tensor, writes).lines())
 
 
 class Comparison:
@@ -50,16 +56,22 @@ class Comparison:
         first: effects of one run.
         second: effects of the other.
         same_tensor: returns True if two fake tensors have the same value.
+        writes: in-place writes to tensors are differences.
     """
 
     def __init__(
-        self, first: SideEffects, second: SideEffects, same_tensor: Callable[[Any, Any], bool] | None = None
+        self,
+        first: SideEffects,
+        second: SideEffects,
+        same_tensor: Callable[[Any, Any], bool] | None = None,
+        writes: bool = True,
     ) -> None:
         self.first = first
         self.second = second
         self.left: Checkpoint = first.point()
         self.right: Checkpoint = second.point()
         self.same_tensor = same_tensor or _is_same
+        self.writes = writes
         self._matched: dict[int, int] = {}
         self._back: dict[int, int] = {}
 
@@ -150,14 +162,14 @@ class Comparison:
             if safe_isinstance(a, types.FunctionType) and a.__code__ is not b.__code__:
                 yield f"{where}: another function {a.__qualname__}"
                 continue
-            pairs, problem = _contents(mine, yours, where)
+            pairs, problem = _contents(mine, yours, where, self.writes)
             if problem:
                 yield problem
             todo += pairs
             todo += _pairs(tuple(fixed_parts(a)), tuple(fixed_parts(b)), where)
 
 
-def _contents(mine: Any, yours: Any, where: str) -> tuple[list[tuple[Any, Any, str]], str]:
+def _contents(mine: Any, yours: Any, where: str, writes: bool) -> tuple[list[tuple[Any, Any, str]], str]:
     """Returns pairs to compare further, and the first difference."""
     pairs: list[tuple[Any, Any, str]] = []
     if mine.items is not None:
@@ -181,7 +193,8 @@ def _contents(mine: Any, yours: Any, where: str) -> tuple[list[tuple[Any, Any, s
         pairs.append((mine.cell, yours.cell, f"a variable of {where}"))
     if mine.tensor is not None:
         version, requires_grad, grad, hooks = mine.tensor
-        if (version, requires_grad) != yours.tensor[:2] or list(hooks.values()) != list(yours.tensor[3].values()):
+        same = requires_grad == yours.tensor[1] and (not writes or version == yours.tensor[0])
+        if not same or list(hooks.values()) != list(yours.tensor[3].values()):
             return [], f"{where}: a tensor changed in place, its requires_grad or its hooks"
         pairs.append((grad, yours.tensor[2], f"{where}.grad"))
     return pairs[::-1], ""

@@ -11,8 +11,9 @@ from sidefx_train.compile.capture.guards.guard import Guard
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.guards.specialization import Specialization
 from sidefx_train.compile.capture.resume.suspension import StopPoint, Suspension
+from sidefx_train.compile.common.host_draws import HostDraws
 from sidefx_train.compile.graph.artifacts import TracedGraph
-from sidefx_train.compile.residual.generate import Residual
+from sidefx_train.compile.residual.generate import MISS, Residual, link
 from sidefx_train.errors import Location
 
 
@@ -25,6 +26,7 @@ class Captured:
     Attributes:
         self_invalidated: the first self-invalidated guard, as text: the next call will be captured again.
         assumptions: lines with assumed conditions on tensors.
+        draws: random numbers to draw before the guards are tested.
     """
 
     name: str
@@ -43,6 +45,15 @@ class Captured:
     symbols: dict[str, Source] = field(default_factory=dict)
     self_invalidated: str = ""
     assumptions: tuple[Location, ...] = ()
+    draws: HostDraws = field(default_factory=lambda: HostDraws((), []))
+
+    def fetcher(self, checks: dict[str, Any]) -> Callable[..., Any]:
+        """Returns the function of guards and prologue alone, which leaves random generators as they are.
+
+        Args:
+            checks: functions that it calls to check guards.
+        """
+        return self.draws.before(link(self.residual, self.name, checks, measuring=True), MISS, keep=False)
 
 
 class StopGuard(NamedTuple):

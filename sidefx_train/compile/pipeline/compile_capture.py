@@ -209,6 +209,7 @@ def _capture_once(
                 return replace(spec, assumes_nothing=True)
             if residual.metadata.tangents:
                 _count_writes(world)  # those of the forward: the backward counts its own when it runs
+                world.random_draws.end()
                 recorded = record_backward(world, residual, in_order)
                 residual = planned()  # Python code in the backward may have read more
                 joint = extract_graphs(world, residual, recorded)
@@ -284,6 +285,7 @@ def _capture_once(
         symbols(world)[0],
         self_invalidated,
         tuple(world.assumptions),
+        world.random_draws.finish(),
     )
 
 
@@ -454,7 +456,7 @@ def _unheard(text: str) -> None:
 
 def fetched(captured: Captured, checks: dict[str, Any], call: Call) -> list[Any] | None:
     """Returns the inputs of a captured graph for a call; ``None`` if a guard fails."""
-    found = link(captured.residual, captured.name, checks, measuring=True)(*call)
+    found = captured.fetcher(checks)(*call)
     return None if found is MISS else found
 
 
@@ -481,7 +483,8 @@ def bind(captured: Captured, executable: Executable, checks: dict[str, Any], con
     Raises:
         BackendError: the backend specialized a value that exists only when the graph runs.
     """
-    bindings = {"run": executable.run, "failed": context.failed, **checks}
+    failed = captured.draws.taken_back_before(context.failed)
+    bindings = {"run": executable.run, "failed": failed, **checks}
     if captured.suspension is not None:
         bindings["proceed"] = Frames(captured.suspension, context.parts).suspended
     if executable.hand_out is not None:
@@ -490,11 +493,12 @@ def bind(captured: Captured, executable: Executable, checks: dict[str, Any], con
     replay = link(captured.residual, captured.name, bindings)
     if isinstance(executable.run, Proving):
         replay.__globals__["run"] = _until_proven(executable.run, replay.__globals__)
-    replay = _behind(late, replay)
+    replay = captured.draws.before(_behind(late, replay), MISS)
     if captured.suspension is not None and not context.is_part:
         native = captured.suspension.point.native
         replay = driven(replay, partial(compat.watched, on_computing=context.rest_computes) if native else None)
     fetch = _behind(late, link(captured.residual, captured.name, bindings, measuring=True))
+    fetch = captured.draws.before(fetch, MISS, keep=False)
     return Entry(replay, fetch, (*captured.guards, *late), captured, executable, bindings)
 
 

@@ -11,7 +11,7 @@ from sidefx_train.compile.capture.guards.guard import Guard, TensorFacts
 from sidefx_train.compile.capture.guards.python_check import failing
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.graph.artifacts import Executable
-from sidefx_train.compile.residual.generate import link
+from sidefx_train.compile.residual.generate import MISS, link
 
 if TYPE_CHECKING:
     from sidefx_train.compile.pipeline.captured import Captured
@@ -105,7 +105,8 @@ class Entry:
 
     def over(self, run: Callable[[list[Any]], Any]) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
         """Returns the generated function with ``run`` in place of the compiled graph, for timing."""
-        return link(self.captured.residual, self.captured.name, {**self.bindings, "run": run})  # type: ignore[no-any-return]
+        replay = link(self.captured.residual, self.captured.name, {**self.bindings, "run": run})
+        return self.captured.draws.before(replay, MISS, keep=False)
 
 
 def _is_text(value: Any) -> bool:

@@ -58,13 +58,12 @@ class EntryCache:
         return len(self.holders) + len(self.unamortized)
 
     def add(self, entry: Entry) -> None:
-        """Adds an entry. Entries with static sizes come first: a dynamic one is for sizes without an entry of their
-        own."""
+        """Adds an entry. The most general ones are tried last, see :func:`_generality`."""
         entry.added_at = self._count_calls()
         self.newest_holder = self._hold(entry)
         held = [(holder, holder.entry) for holder in (self.newest_holder, *self.holders)]
         pairs = [(holder, entry) for holder, entry in held if entry is not None]
-        self._replace_holders([holder for holder, _ in sorted(pairs, key=lambda pair: pair[1].captured.symbolic_sizes)])
+        self._replace_holders([holder for holder, _ in sorted(pairs, key=lambda pair: _generality(pair[1]))])
 
     def hold_again(self, entry: Entry) -> None:
         """Makes calls go through the entry's ``dispatch``, or its ``replay``, whichever it has by now."""
@@ -103,3 +102,10 @@ class EntryCache:
     def _replace_holders(self, holders: list[Holder]) -> None:
         self.holders = holders
         self._publish(holders)
+
+
+def _generality(entry: Entry) -> tuple[bool, bool]:
+    """Returns a key by which more general entries come later: those in parts around random decisions are for decisions
+    without an entry of their own, those with symbolic sizes for such sizes."""
+    captured = entry.captured
+    return not captured.specialization.host_draws, captured.symbolic_sizes

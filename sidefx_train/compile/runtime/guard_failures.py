@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from sidefx_train.compile.capture.guards.guard import Guard
 from sidefx_train.compile.capture.guards.kinds import describe
 from sidefx_train.compile.capture.guards.specialization import Specialization
 from sidefx_train.compile.capture.shadows.transient_objects import same_structure
@@ -15,6 +16,9 @@ from sidefx_train.compile.pipeline.run_context import Call
 from sidefx_train.compile.runtime.describe import short
 from sidefx_train.config import CompileConfig
 from sidefx_train.errors import Location
+
+_DECISIONS = 8
+"""Limit of captures for other decisions on random numbers; then the step is captured in parts for the others."""
 
 _GROWTHS = 4
 """Limit of captured lengths of a list that the step reads completely."""
@@ -101,6 +105,7 @@ def specialized_after(
         return spec, Missed("global state", "as captured", "changed (grad mode, autocast, threads...)", None)
     guard, value = found
     label = guard.source.label
+    spec = _after_draw(spec, newest, guard)
     changes = newest.changes(*call)
     if changes.iterators:
         spec = replace(spec, native_iterators=spec.native_iterators | changes.iterators)
@@ -123,6 +128,20 @@ def specialized_after(
         spec = replace(spec, refetched=spec.refetched | {label})
     old = describe(guard) if guard.kind in ("number", "absent", "no_item") else _shown(guard.kind, guard.value)
     return spec, Missed(label, old, _shown(guard.kind, value), guard.location)
+
+
+def _after_draw(spec: Specialization, newest: Entry, guard: Guard) -> Specialization:
+    """Returns the next specialization if a decision on a drawn number was another one: too many, or one that needs this
+    very float, are left to Python, in parts of the step."""
+    if guard.kind != "number":
+        return spec
+    draws = newest.captured.draws
+    drawn = {name: draws.values[source.key] for name, source in guard.value.names if draws.has(source.parent)}
+    if not drawn:
+        return spec
+    exact = any(type(drawn[name]) is float and guard.value.code.startswith(f"{name} == ") for name in drawn)
+    decisions = spec.draw_decisions + 1
+    return replace(spec, draw_decisions=decisions, host_draws=spec.host_draws and not exact and decisions < _DECISIONS)
 
 
 def _shown(kind: str, value: Any) -> str:

@@ -19,10 +19,11 @@ class Entry:
 
     shared, dispatch = (), None
 
-    def __init__(self, result, symbolic=False, guards=()):
+    def __init__(self, result, symbolic=False, guards=(), host_draws=True):
         self.replay = lambda args, kwargs: result
         self.guards = guards
-        self.captured = SimpleNamespace(symbolic_sizes=symbolic)
+        specialization = SimpleNamespace(host_draws=host_draws)
+        self.captured = SimpleNamespace(symbolic_sizes=symbolic, specialization=specialization)
 
 
 class Step:
@@ -38,6 +39,13 @@ class Step:
 
     def results(self):
         return [replay((), {}) for replay in self.replays]
+
+
+def test_entries_in_parts_around_random_decisions_come_last():
+    step = Step()
+    for name, symbolic, host_draws in (("parts", False, False), ("dynamic", True, True), ("new", False, True)):
+        step.cache.add(Entry(name, symbolic, host_draws=host_draws))
+    assert step.results() == ["new", "dynamic", "parts"]
 
 
 def test_new_entries_come_first_and_dynamic_ones_last():

@@ -28,6 +28,8 @@ class Specialization:
         inlined_code: code of torch functions that warn: they are interpreted, so that the warnings are replayed.
         native_rest: what follows the last tensor operation may run natively, from the first decision on a number.
         graph_decisions: instructions that decided on a number before a tensor operation, by code and index.
+        host_draws: random numbers that Python draws are drawn before the graph runs, and decisions on them are guards.
+        draw_decisions: number of captures that another decision on such a number caused.
     """
 
     symbolic_numbers: frozenset[str] = frozenset()
@@ -47,6 +49,8 @@ class Specialization:
     inlined_code: frozenset[CodeType] = frozenset()
     native_rest: bool = True
     graph_decisions: frozenset[tuple[CodeType, int]] = frozenset()
+    host_draws: bool = True
+    draw_decisions: int = 0
 
     @property
     def has_symbolic_sizes(self) -> bool:

@@ -77,6 +77,7 @@ from sidefx_train.compile.capture.world.native_calls.deferred_strings import def
 from sidefx_train.compile.capture.world.symbolic_numbers.scalar_tensors import host_value
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common import trace_rules
+from sidefx_train.compile.common.host_draws import is_generator
 from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.plain_values import CONTAINERS, PLAIN_TYPES, is_derived, slot_names
 from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE
@@ -176,6 +177,10 @@ class Calls:
                 answer = handler(self.world, (fn.__self__, *args), kwargs)
                 if answer is not ABSENT:
                     return answer
+        if is_generator(fn.__self__ if cls is types.BuiltinMethodType else args[0] if args else None):
+            answer = self._draw(fn, args, kwargs)
+            if answer is not ABSENT:
+                return answer
         if cls is types.FunctionType:
             handlers = self.world.method_interceptors.get(fn.__name__)
             if handlers and args:
@@ -246,6 +251,13 @@ class Calls:
         if cls is types.BuiltinFunctionType or cls is types.BuiltinMethodType:
             return builtin_methods.container_method(self.world, fn, args, kwargs)
         return ABSENT
+
+    def _draw(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Draws a number by a method in C of a random generator of Python's or NumPy's."""
+        if type(fn) is types.BuiltinMethodType:
+            fn, args = getattr(type(fn.__self__), fn.__name__, None), (fn.__self__, *args)
+        handler = registry.INTERCEPTORS.get(fn) if type(fn).__hash__ is not None else None
+        return ABSENT if handler is None else handler(self.world, args, kwargs)
 
     def _writes_inside(self, file: Any) -> bool:
         """Returns True if ``print`` writes to an object that the step may read: a Python object, or created in the

@@ -15,6 +15,7 @@ from sidefx_train.compile.capture.world.native_calls import contextvars_and_lock
 from sidefx_train.compile.capture.world.native_calls.dunder_reentry import Reentry
 from sidefx_train.compile.capture.world.native_calls.global_state_queries import Queries
 from sidefx_train.compile.capture.world.native_calls.lru_cache import Caches
+from sidefx_train.compile.capture.world.random_draws import RandomDraws
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.errors import Location
 
@@ -26,6 +27,7 @@ class CaptureWorldAPI(CaptureContext):
     context: contextvars_and_locks.ContextVariables
     locks: contextvars_and_locks.Locks
     queries: Queries
+    random_draws: RandomDraws
     reads: Reads
     reentry: Reentry
     reentry_callbacks: list[Callable[..., Any]]

@@ -40,6 +40,7 @@ from sidefx_train.compile.capture.world.native_calls.dunder_reentry import Reent
 from sidefx_train.compile.capture.world.native_calls.global_state_queries import Queries
 from sidefx_train.compile.capture.world.native_calls.lru_cache import Caches
 from sidefx_train.compile.capture.world.operator_overrides import Operators
+from sidefx_train.compile.capture.world.random_draws import RandomDraws
 from sidefx_train.compile.capture.world.variables import Variables
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common import trace_rules
@@ -69,6 +70,7 @@ class TraceWorld(CaptureWorldAPI):
         replayed: by how much replaying views after the graph will increment the version counter of their base.
         reentry_callbacks: callbacks that C code calls in place of functions of the step.
         queries: queries of global state.
+        random_draws: random numbers that the step draws in Python.
         warns: code that has called ``warnings.warn``.
         class_views: namespaces of classes that the program holds, with the class.
         last_error: the exception that C code raised last, with the callable and the user's line.
@@ -119,6 +121,7 @@ class TraceWorld(CaptureWorldAPI):
         self.reentry = Reentry(self)
         self.reentry_callbacks: list[Callable[..., Any]] = []
         self.queries = Queries(self.heap)
+        self.random_draws = RandomDraws(self.heap)
         self.warns: frozenset[types.CodeType] = frozenset()
         self.caches = Caches(self)
         self.deferred: list[DeferredCall] = []

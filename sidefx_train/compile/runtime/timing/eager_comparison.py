@@ -17,7 +17,7 @@ import torch
 from sidefx_train.compile.pipeline.captured import Captured, CaptureFailed
 from sidefx_train.compile.pipeline.entry import Entry
 from sidefx_train.compile.pipeline.run_context import Call
-from sidefx_train.compile.residual.generate import MISS, link
+from sidefx_train.compile.residual.generate import MISS
 from sidefx_train.compile.runtime.entry_cache import EntryCache
 from sidefx_train.compile.runtime.fallback import Fallback
 from sidefx_train.compile.runtime.timing.paired_blocks import PairedBlocks
@@ -63,7 +63,7 @@ class EarlySamples:
 
     def _fits(self, call: Call) -> bool:
         if self._fetch is None:
-            self._fetch = link(self._captured.residual, self._captured.name, self._checks, measuring=True)
+            self._fetch = self._captured.fetcher(self._checks)
         return self._fetch(*call) is not MISS
 
 

@@ -25,6 +25,8 @@ _C_DATA = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _C_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
 _SLOT = types.WrapperDescriptorType
 _BUILTIN = types.BuiltinFunctionType
+_CYTHON = "cython_function_or_method"
+"""Functions of modules that Cython compiles; each version of Cython has its own class."""
 _FUNCTION = types.FunctionType
 _object_getattribute = object.__getattribute__
 _type_lookup = type.__getattribute__
@@ -108,7 +110,7 @@ def bind(interp: InterpreterAPI, attr: Any, obj: Any, cls: type) -> Any:
     if getter is ABSENT:
         return attr
     if is_c_level(getter):
-        if kind in _C_METHODS or kind in _C_DATA or kind is _BUILTIN:
+        if kind in _C_METHODS or kind in _C_DATA or kind is _BUILTIN or kind.__name__ == _CYTHON:
             return attr.__get__(obj, cls)
         if kind is types.MethodType:
             return attr

@@ -128,7 +128,7 @@ def check_method(world: CaptureContext, fn: Any, name: str) -> None:
 
 def _traces(world: Any) -> list[Any]:
     changes = collect.collect(world).changes
-    counted = (len(world.deferred), world.heap.memory.count)
+    counted = (len(world.deferred), world.heap.memory.count, len(world.random_draws.values))
     return [*counted, *((c.kind, id(c.target), _identity(c.key), _identity(c.value)) for c in changes)]
 
 

@@ -1,0 +1,151 @@
+"""Random numbers that Python draws in a step, from a generator of Python's or of NumPy's, drawn before its graph runs.
+
+A step may decide on such a number, or pass it to the graph. Its place in the generator's sequence is known, so an entry
+draws it before its guards are tested. If a guard fails, the generators get back the states they had.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+_Replay = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+
+
+class Draw(NamedTuple):
+    """One draw.
+
+    Attributes:
+        function: the unbound method.
+        generator: the object it is called on.
+        args: plain numbers.
+        kwargs: plain numbers.
+    """
+
+    function: Callable[..., Any]
+    generator: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def __call__(self) -> Any:
+        return self.function(self.generator, *self.args, **self.kwargs)
+
+
+class _State(NamedTuple):
+    """How the state of a class of generators is read, set, and given to a new generator."""
+
+    read: Callable[[Any], Any]
+    write: Callable[[Any, Any], None]
+    copy: Callable[[Any], Any]
+
+
+def _copy_python(generator: random.Random) -> random.Random:
+    copy = random.Random(0)
+    copy.setstate(generator.getstate())
+    return copy
+
+
+def _copy_legacy(generator: np.random.RandomState) -> np.random.RandomState:
+    copy = np.random.RandomState(type(generator._bit_generator)())  # type: ignore[attr-defined]
+    copy.set_state(generator.get_state(legacy=False))
+    return copy
+
+
+def _copy_numpy(generator: np.random.Generator) -> np.random.Generator:
+    bits = type(generator.bit_generator)()
+    bits.state = generator.bit_generator.state
+    return np.random.Generator(bits)
+
+
+def _write_numpy(generator: np.random.Generator, state: Any) -> None:
+    generator.bit_generator.state = state
+
+
+_STATES: dict[type, _State] = {
+    random.Random: _State(random.Random.getstate, random.Random.setstate, _copy_python),
+    np.random.RandomState: _State(
+        lambda generator: generator.get_state(legacy=False), np.random.RandomState.set_state, _copy_legacy
+    ),
+    np.random.Generator: _State(lambda generator: generator.bit_generator.state, _write_numpy, _copy_numpy),
+}
+"""The exact classes of generators whose state can be read and set; a subclass may draw otherwise."""
+
+
+_GLOBAL = (random.random.__self__, np.random.rand.__self__)  # type: ignore[attr-defined]
+
+
+def is_generator(value: Any) -> bool:
+    """Returns True for a generator whose draws can be made early and taken back."""
+    return type(value) in _STATES
+
+
+def is_global(generator: Any) -> bool:
+    """Returns True for the generators behind the functions of the modules ``random`` and ``numpy.random``."""
+    return any(generator is each for each in _GLOBAL)
+
+
+def copy_of(generator: Any) -> Any:
+    """Returns another generator in the same state."""
+    return _STATES[type(generator)].copy(generator)
+
+
+class HostDraws:
+    """The draws of one entry.
+
+    Args:
+        draws: in program order.
+        values: the list that guards and prologue read the drawn numbers from.
+    """
+
+    def __init__(self, draws: tuple[Draw, ...], values: list[Any]) -> None:
+        self.values = values
+        self._draws = draws
+        distinct = {id(each.generator): each.generator for each in draws}
+        self._generators = [(generator, _STATES[type(generator)]) for generator in distinct.values()]
+        self._before: list[Any] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._draws)
+
+    def has(self, source: Any) -> bool:
+        """Returns True if ``source`` leads to the drawn numbers."""
+        return source is not None and source.key is self.values
+
+    def draw(self) -> None:
+        """Draws the numbers."""
+        self._before = [state.read(generator) for generator, state in self._generators]
+        self.values[:] = [draw() for draw in self._draws]
+
+    def take_back(self) -> None:
+        """Sets the generators to the states before the latest :meth:`draw`; the values stay, for messages."""
+        for (generator, state), before in zip(self._generators, self._before, strict=True):
+            state.write(generator, before)
+
+    def before(self, replay: _Replay, miss: Any, keep: bool = True) -> _Replay:
+        """Returns ``replay`` behind the draws, which are taken back if it returns ``miss``, or always without
+        ``keep``."""
+        if not self._draws:
+            return replay
+
+        def drawing(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            self.draw()
+            result = replay(args, kwargs)
+            if result is miss or not keep:
+                self.take_back()
+            return result
+
+        return drawing
+
+    def taken_back_before(self, failed: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns ``failed``, which runs the step eagerly, behind :meth:`take_back`."""
+        if not self._draws:
+            return failed
+
+        def after(*args: Any) -> Any:
+            self.take_back()
+            return failed(*args)
+
+        return after

@@ -7,6 +7,7 @@ autograd/           joint graph, partitioner, autograd.Function at run time (AOT
 residual/           generated prologue and epilogue, view replay (Dynamo: codegen; AOTAutograd: runtime_wrappers)
 backend/            eager, aot_eager, Inductor; passes, autotuning, verification (Inductor)
 functionalization/  in-place operations, views, numbers out of the graph (AOTAutograd: functional_utils)
+distributed/        collectives in a step
 capture/            Python step -> graph, side effects, guards (Dynamo)
 graph/              the values between stages, view chains, validation (AOTAutograd: schemas)
 native/             C++ modules: kernels, guards, optimizer updates

@@ -107,8 +107,9 @@ if TYPE_CHECKING:
 else:
     try:
         import sidefx_train.compile.capture.interceptors
+        import sidefx_train.compile.distributed
         import sidefx_train.hooks
-        import sidefx_train.optim  # noqa: F401 - all three register with the compiler
+        import sidefx_train.optim  # noqa: F401 - all register with the compiler
         from sidefx_train.compile.runtime.compiled_step import CompiledStep
         from sidefx_train.torch_compat import import_what_captures_need
 

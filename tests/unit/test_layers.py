@@ -24,7 +24,7 @@ FLOORS = (
     ("compile/autograd",),
     ("compile/residual", "compile/backend"),
     ("compile/gpu",),
-    ("compile/functionalization", "hooks", "optim"),
+    ("compile/functionalization", "compile/distributed", "hooks", "optim"),
     ("compile/capture",),
     ("compile/graph", "compile/native", "compile/ops"),
     ("compile/common",),

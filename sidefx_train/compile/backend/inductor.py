@@ -50,11 +50,13 @@ from sidefx_train.compile.functionalization.functionalize import functionalize
 from sidefx_train.compile.functionalization.moved_inputs import move_inputs
 from sidefx_train.compile.gpu.replaying import replaying
 from sidefx_train.compile.graph.artifacts import Executable, FunctionalGraph, RunnerPlan, TracedGraph
+from sidefx_train.compile.graph.collectives import communicates, issued
 from sidefx_train.compile.graph.devices import generators_of
 from sidefx_train.compile.graph.fx_utils import copied, generators
 from sidefx_train.compile.graph.validation import check_graph
 from sidefx_train.compile.native import start_build
 from sidefx_train.config import CompileConfig
+from sidefx_train.errors import BackendError
 from sidefx_train.gc_control import collect_younger, fewer_collections
 from sidefx_train.report import ChoiceRecord
 from sidefx_train.switches import enabled, switched_off
@@ -104,7 +106,12 @@ def options(config: CompileConfig, graph: FunctionalGraph | None = None) -> dict
 
 
 def _one_cpp_call(module: fx.GraphModule) -> bool:
-    """Returns True if the graph can be one C++ function: all on CPU, Python operators callable from C++."""
+    """Returns True if the graph can be one C++ function: all on CPU, Python operators callable from C++.
+
+    One that communicates cannot: C++ calls collectives past the dispatcher, by which a comparison avoids them.
+    """
+    if communicates(module.graph):
+        return False
     for node in module.graph.nodes:
         if node.op == "call_function" and str(node.target).startswith("sidefx.rnn") and not compat.calls_dispatcher():
             return False
@@ -398,6 +405,8 @@ def _compile(
                 compat.inductor_lowering(traced.fake_mode, generating),
             ):
                 module = compat.inductor_passes(graph.module, finds_attention)
+                if issued(module.graph) != issued(graph.module.graph):
+                    raise BackendError("SFX201", "Inductor's passes changed the collectives of the graph")
                 separate_results(module, graph.results, graph.escaping)
                 check_graph("Inductor's passes", module, traced.fake_mode, functional=True)
                 passes = PassOptions(threads, config.autotune == "on", config.deterministic)

@@ -40,6 +40,10 @@ STATIC_ATTRIBUTES: list[tuple[type, str]] = []
 """Attributes below which tensors keep their identity between steps (parameters, buffers, optimizer state)."""
 
 
+AT_END: list[Callable[[Any], None]] = []
+"""``(world) -> None``: called when a step has been interpreted to its end; may refuse the capture."""
+
+
 def intercept(*targets: Any) -> Callable[[Interceptor], Interceptor]:
     """Registers an interceptor for functions or classes."""
 

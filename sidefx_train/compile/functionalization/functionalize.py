@@ -37,10 +37,12 @@ from sidefx_train.compile.functionalization.scalar_placement import (
 from sidefx_train.compile.functionalization.synthetic_bases import find_bases
 from sidefx_train.compile.graph.alias_analysis import Aliases, drop_dead
 from sidefx_train.compile.graph.artifacts import OWN, FunctionalGraph, Name, Output, TailCall, TracedGraph
+from sidefx_train.compile.graph.collectives import communicates, issued
 from sidefx_train.compile.graph.devices import accelerator_of
 from sidefx_train.compile.graph.validation import check_functional, check_graph
 from sidefx_train.compile.graph.view_chains import way_up
 from sidefx_train.compile.ops.runtime_assert import conditions
+from sidefx_train.errors import BackendError
 
 __all__ = ["functionalize"]
 
@@ -80,6 +82,8 @@ def functionalize(
     counters = HostCounters()
     if accelerator_of(graph) is not None:
         counters = host_counters(graph, plan, aliases)
+    if communicates(graph) and conditions(graph):
+        raise BackendError("SFX201", "a graph with collectives assumes conditions: it could not run again eagerly")
     waiting = deferred_mutations(graph, aliases, left)
     assumes, factorized = bool(conditions(graph)), factorizes(graph)
     if guarded or assumes or factorized:
@@ -102,6 +106,8 @@ def functionalize(
     retraced = Retracer(traced, plan, options).run(layout.wanted())
     result = replace(layout.assemble(retraced, hazards.checks, not left), assumes=assumes, factorized=factorized)
     check_functional(result)
+    if issued(graph) != issued(result.module.graph):
+        raise BackendError("SFX204", "functionalization changed the collectives of the graph")
     check_graph("functionalization", result.module, traced.fake_mode, result.feeds, functional=True)
     return result
 
@@ -191,6 +197,7 @@ class _Assembler:
             checks=tuple(checks),
             report=None if retraced.report is None else f"r{retraced.report}",
             covered=covered,
+            communicates=communicates(self.traced.module.graph),
             notes=(f"fused update decomposed: {self.tail.reason}",) if self.tail.reason else (),
         )
 

@@ -111,6 +111,8 @@ def is_pure(node: fx.Node) -> bool:
     if isinstance(target, compat.OpOverload):
         if torch.Tag.nondeterministic_seeded in target.tags or target._schema.is_mutable:
             return False
+        if compat.is_collective(target):  # other processes take part in it
+            return False
         return bool(target._schema.returns)  # an operator without results performs a check
     return True
 

@@ -205,6 +205,7 @@ class RunnerPlan:
         assumes: there are assumed conditions.
         factorized: the flag also reports matrices that could not be factorized.
         covered: True if only the checked operations can raise for bad values.
+        communicates: the graph contains collectives, so it cannot run a second time.
         notes: choices worth reporting.
     """
 
@@ -230,6 +231,7 @@ class RunnerPlan:
     covered: bool = True
     notes: tuple[str, ...] = ()
     bases: tuple[SyntheticBase, ...] = ()
+    communicates: bool = False
 
     @property
     def escaping(self) -> frozenset[int]:

@@ -54,6 +54,7 @@ from sidefx_train.compile.common.generated_code import compile_function
 from sidefx_train.compile.common.trace_rules import describe
 from sidefx_train.compile.common.user_code import definition_of
 from sidefx_train.compile.graph.artifacts import Executable, TracedGraph
+from sidefx_train.compile.graph.collectives import communicates
 from sidefx_train.compile.graph.fx_utils import generators, one_generator
 from sidefx_train.compile.graph.validation import check_graph
 from sidefx_train.compile.pipeline.captured import Captured, CaptureFailed
@@ -183,6 +184,7 @@ def _capture_once(
             world.context.settle()
             if tracer.stop is not None:
                 raise tracer.stop
+            world.at_end()
             heap.memory.finish()
             wanted = bases_wanted(world)
             if wanted:
@@ -205,8 +207,11 @@ def _capture_once(
             for guard in separate_objects(world, effects):
                 world.heap.guards.setdefault((guard.kind, id(guard.source), guard.value), guard)
             residual, joint = planned(), None
-            if residual.metadata.tangents and world.assumptions:  # a split graph cannot contain them
-                return replace(spec, assumes_nothing=True)
+            talks = communicates(tracer.graph)
+            if world.assumptions and (residual.metadata.tangents or talks):
+                return replace(spec, assumes_nothing=True)  # a split graph, or one that cannot run again
+            if residual.metadata.tangents and talks:
+                world.heap.refuse("SFX103", "calls collectives in a step whose backward runs outside of it")
             if residual.metadata.tangents:
                 _count_writes(world)  # those of the forward: the backward counts its own when it runs
                 world.random_draws.end()

@@ -62,6 +62,7 @@ from sidefx_train.compile.common.plain_values import (
 from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE
 from sidefx_train.compile.common.source_literals import is_name
 from sidefx_train.compile.common.type_checks import attribute_of, bound, descriptor_of, safe_isinstance, shows_another
+from sidefx_train.compile.distributed.collective_calls import PendingCollective
 from sidefx_train.compile.residual.tensor_outputs import TensorRebuilder
 from sidefx_train.compile.residual.view_replay import KnownOutputs
 
@@ -266,6 +267,8 @@ class Rebuilder(TensorRebuilder):
             return self._partial(value)
         if cls is RandomState:
             self.world.heap.refuse("SFX110", "cannot rebuild a random state saved in the middle of the step")
+        if cls is PendingCollective:
+            self.world.heap.refuse("SFX104", f"cannot rebuild the Work of torch.distributed.{value.name}")
         if cls is types.MappingProxyType:
             self.world.heap.refuse("SFX104", "cannot rebuild a mapping proxy created in the step")
         if safe_isinstance(value, _TYPE_PARAMETERS):

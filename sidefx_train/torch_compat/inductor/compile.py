@@ -18,6 +18,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sidefx_train.switches import enabled
 from sidefx_train.torch_compat.inductor.checks import checked_codegen
+from sidefx_train.torch_compat.inductor.collective_order import (
+    collectives_in_order,
+    distinct_collectives,
+    restore_groups,
+)
 from sidefx_train.torch_compat.inductor.correctness import (
     padding_draws_apart,
     recursion_limit_kept,
@@ -66,7 +71,9 @@ def inductor_passes(module: fx.GraphModule, finds_attention: bool = True) -> fx.
     from torch._functorch.compile_utils import fx_graph_cse
     from torch._inductor import compile_fx
 
-    module = late_module(module, fx_graph_cse(module.graph))
+    with distinct_collectives(module.graph):
+        module = late_module(module, fx_graph_cse(module.graph))
+    restore_groups(module.graph)
     with nullcontext() if finds_attention or not enabled("idle_patterns") else without_idle_patterns(module):
         return cast(fx.GraphModule, compile_fx._recursive_joint_graph_passes(module))
 
@@ -88,7 +95,7 @@ def inductor_compile(module: fx.GraphModule, example_inputs: list[Any], static: 
     output = next(iter(reversed(module.graph.nodes)))
     compile_fx.record_original_output_strides(module)
     output.meta["user_visible_output_idxs"] = [i for i, node in enumerate(output.args[0]) if isinstance(node, fx.Node)]
-    with _folder_removed(lambda: compile_fx.config.cpp_wrapper) as used_by:
+    with _folder_removed(lambda: compile_fx.config.cpp_wrapper) as used_by, collectives_in_order(module.graph):
         compiled = compile_fx.compile_fx_inner(
             module,
             example_inputs,

@@ -12,8 +12,10 @@ from sidefx_train.compile.backend.runners.own_results import own_versions, set_o
 from sidefx_train.compile.backend.runners.runner import tuple_text
 from sidefx_train.compile.graph.alias_analysis import Aliases
 from sidefx_train.compile.graph.artifacts import Executable, TracedGraph
+from sidefx_train.compile.graph.collectives import communicates
 from sidefx_train.compile.graph.devices import generators_of
 from sidefx_train.compile.graph.fx_utils import for_any_layout
+from sidefx_train.errors import UnfinishedError
 
 
 def build_eager(traced: TracedGraph) -> Executable:
@@ -26,6 +28,7 @@ def build_eager(traced: TracedGraph) -> Executable:
     positions = tuple(i for i, n in enumerate(placeholders) if n in written)
     module = for_any_layout(traced.module) if traced.gradients else traced.module
     versions = own_versions(graph)
+    cannot_repeat = communicates(graph)
     drawn_from = generators_of(traced) if traced.uses_rng else []
     counted = [
         (i, each.writes) for i, each in enumerate(traced.inputs) if each.writes is not None and each.counter is None
@@ -44,7 +47,7 @@ def build_eager(traced: TracedGraph) -> Executable:
                 for real, version in counted_writes:  # kernels count writes through Tensor.data, autograd does not
                     compat.set_version(real, version)
                 return results
-            except BaseException:
+            except BaseException as error:
                 for real, (size, stride, offset, values) in saved:
                     real.as_strided_(size, stride, offset)
                     if values is None:
@@ -53,6 +56,8 @@ def build_eager(traced: TracedGraph) -> Executable:
                         real.copy_(values)
                 for generator, state in zip(drawn_from, random_states, strict=True):
                     generator.set_state(state)
+                if cannot_repeat and isinstance(error, Exception):
+                    raise UnfinishedError("SFX207", f"{type(error).__name__}: {error}") from error
                 raise
 
     return Executable(

@@ -170,15 +170,13 @@ def generate(
         source.bind("drawn_from", list(drawn_from))
         source("random_states = [generator.get_state() for generator in drawn_from]")
         source("try:")
-        source(f"    {target}graph(given)")
-        _stop_on_report(graph, source, "    ")
+        _call_graph(graph, source, target, "    ")
         source("except BaseException:")
         source("    for generator, state in zip(drawn_from, random_states):")
         source("        generator.set_state(state)")
         source("    raise")
     else:
-        source(f"{target}graph(given)")
-        _stop_on_report(graph, source, "")
+        _call_graph(graph, source, target, "")
     _write_back(graph, source)
     return _finished(graph, source, tail, counts)
 
@@ -351,6 +349,19 @@ def _forget(graph: RunnerPlan, source: RunnerSource, variables: set[int]) -> Non
     later = _arguments(source.lines[place:])
     free = [f"a{i}" for i in sorted(variables - later) if graph.inputs[i].kind == "tensor"]
     source.lines[place : place + 1] = [f"del {', '.join(free)}"] if free else []
+
+
+def _call_graph(graph: RunnerPlan, source: RunnerSource, target: str, indent: str) -> None:
+    """Writes the call of the graph. One that has communicated cannot run again: other processes took part in it."""
+    inner = f"{indent}    " if graph.communicates else indent
+    if graph.communicates:
+        source(f"{indent}try:")
+    source(f"{inner}{target}graph(given)")
+    _stop_on_report(graph, source, inner)
+    if graph.communicates:
+        source.bind("Unfinished", UnfinishedError)
+        source(f"{indent}except Exception as error:")
+        source(f"{indent}    raise Unfinished('SFX207', f'{{type(error).__name__}}: {{error}}') from error")
 
 
 def _stop_on_report(graph: RunnerPlan, source: RunnerSource, indent: str) -> None:

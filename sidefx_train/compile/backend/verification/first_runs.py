@@ -11,7 +11,7 @@ import copy
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from sidefx_train.compile.backend.verification.origins import Origins
 from sidefx_train.compile.backend.verification.reference import Reference
 from sidefx_train.compile.gpu.static_replay import nothing_recorded
 from sidefx_train.compile.graph.artifacts import Executable, TracedGraph
+from sidefx_train.compile.graph.collectives import communicates
 from sidefx_train.compile.graph.devices import generators_of
 from sidefx_train.compile.graph.strided_layout import last_offset
 
@@ -140,8 +141,9 @@ class Proving:
         """Runs both on copies of the inputs; restores the random state."""
         with (
             compat.autocast_depth_kept(),
-            compat.default_device_cpu(),
-        ):  # the caller's default device is not for tensors that a comparison makes
+            compat.default_device_cpu(),  # the caller's default device is not for tensors that a comparison makes
+            compat.OneProcess() if communicates(self._traced.module.graph) else nullcontext(),
+        ):
             return self._compare(args)
 
     def _compare(self, args: list[Any]) -> Verdict:

@@ -137,6 +137,8 @@ class RepeatingMode(compat.RecordingMode):
                 given = self.graph_tracer.memory.operator(func, args, kwargs or {})
             if given is not None:
                 return given
+        if compat.is_collective(func):  # on known values, the fake mode would run it
+            self._forget_constants((args, kwargs or {}))
         if func in _ASKS:  # called by C++ code: Python's calls are answered before
             known = [constant_value(self.graph_tracer, value) for value in args]
             if all(value is not None for value in known):

@@ -89,6 +89,7 @@ PASSED_THROUGH: tuple[type, ...] = (
     classmethod,
     functools.partial,
     *compat.OPERATORS,
+    *compat.DISTRIBUTED_CONSTANTS,
 )
 
 

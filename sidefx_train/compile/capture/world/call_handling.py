@@ -296,6 +296,8 @@ class Calls:
                 if safe_isinstance(made, type) and issubclass(made, torch.Tensor) and made not in PLAIN_TENSORS:
                     self.heap.refuse("SFX109", f"makes a {made.__qualname__}, a tensor subclass")
         torch_call = trace_rules.is_torch_callable(fn)
+        if torch_call and compat.communicates_in_cpp(fn):
+            self.refuse_call(fn)
         if torch_call:  # it accepts symbols as numbers, but not as flags
             args, kwargs = builtin_methods.concrete_within((args, kwargs), (torch.SymBool,))
         if type(attribute_of(fn, "__self__")) is torch.Generator:

@@ -84,6 +84,7 @@ class TraceWorld(CaptureWorldAPI):
         own_namespaces: dicts of the trace that executed code uses as its globals.
         defined_at: location of the step's definition.
         tagged: tensors created in the step on which it set attributes, with the names.
+        pending_collectives: collectives started with ``async_op=True``.
         pending_state: (commit, undo) pairs of optimizer state created early, to run right before the first run.
     """
 
@@ -135,6 +136,7 @@ class TraceWorld(CaptureWorldAPI):
         self.last_error: tuple[Exception, Any, Location | None] | None = None
         self.class_writes: dict[tuple[type, str], Any] = {}
         self.class_snapshot: dict[tuple[type, str], Any] = {}
+        self.pending_collectives: list[Any] = []
         self.pending_state: list[tuple[Callable[[], None], Callable[[], None]]] = []
         self.writes = WriteLog(tracer.graph)
         self.branching = False
@@ -190,6 +192,11 @@ class TraceWorld(CaptureWorldAPI):
                 guard = vars(context).get("_inference_mode_context")
                 if guard is not None:
                     guard.__exit__(None, None, None)  # no effect the second time
+
+    def at_end(self) -> None:
+        """Calls what must check or finish a step that has been interpreted to its end."""
+        for check in registry.AT_END:
+            check(self)
 
     def _outside_exception(self) -> BaseException | None:
         """Returns the exception handled when the step was entered."""

@@ -1,0 +1,134 @@
+"""Process groups and functional collectives."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import weakref
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd")
+_WAIT = "wait_tensor"
+_STARTS = frozenset({"all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "broadcast", "all_to_all_single"})
+_numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+_next_number = itertools.count(1)
+
+
+def _constants() -> tuple[type, ...]:
+    found = torch.distributed if torch.distributed.is_available() else None
+    return () if found is None else (found.ProcessGroup, found.ReduceOp, type(found.ReduceOp.SUM))
+
+
+DISTRIBUTED_CONSTANTS = _constants()
+"""C++ classes of process groups and of reductions, whose instances are constants of a step."""
+
+_QUERIES = frozenset({"group_name", "name", "rank", "size"})
+
+
+def communicates_in_cpp(fn: Any) -> bool:
+    """Returns True for C++ functions of torch's distributed package that may involve other processes."""
+    if not str(getattr(fn, "__module__", "")).startswith("torch._C._distributed"):
+        return False
+    name = fn.__name__
+    return not isinstance(fn, type) and name not in _QUERIES and not name.startswith("__")
+
+
+def is_collective(target: Any) -> bool:
+    """Returns True for a functional collective and for the operator that waits for one."""
+    return isinstance(target, torch._ops.OpOverload) and target.namespace in _NAMESPACES
+
+
+def is_known_collective(target: Any) -> bool:
+    """Returns True for collectives whose result a process without others can stand in for, and for the wait."""
+    return target.namespace == _NAMESPACES[0] and target._opname in (*_STARTS, _WAIT)
+
+
+def collective_name(target: Any) -> str:
+    """Returns the name of a functional collective, the same for its in-place variant; "" for a wait."""
+    name = target._opname.removesuffix("_")
+    return "" if name == _WAIT else str(name)
+
+
+def functional_collectives() -> Any:
+    """Returns the operators; importing their module registers the kernels for fake tensors."""
+    import torch.distributed._functional_collectives
+
+    return torch.ops._c10d_functional
+
+
+def default_group() -> Any:
+    """Returns the default process group, ``None`` before it is initialized."""
+    return torch.distributed.group.WORLD if torch.distributed.is_available() else None
+
+
+def is_coalescing(group: Any) -> bool:
+    """Returns True inside ``_coalescing_manager``, which collects collectives to issue them together."""
+    return group in torch.distributed.distributed_c10d._world.pg_coalesce_state
+
+
+def group_number(group: Any) -> int:
+    """Returns a number that no other process group of this process has had; it does not keep the group alive."""
+    number = _numbers.get(group)
+    if number is None:
+        number = _numbers[group] = next(_next_number)
+    return number
+
+
+def default_group_number() -> int | None:
+    """Returns the number of the default process group, ``None`` before it is initialized."""
+    group = default_group()
+    return None if group is None else group_number(group)
+
+
+def group_number_of_name(name: str) -> int:
+    """Returns the number of the process group of a name, 0 if there is none."""
+    try:
+        return group_number(torch._C._distributed_c10d._resolve_process_group(name))
+    except (RuntimeError, ValueError):
+        return 0
+
+
+def size_of_named_group() -> Any:
+    """Returns torch's function that returns the size of a process group by its name."""
+    return torch.distributed.distributed_c10d._get_group_size_by_name
+
+
+def group_resolver() -> Any:
+    """Returns torch's function that finds what functional collectives use for a group, a mesh or ranks.
+
+    Returns:
+        ``None`` while nobody has imported its module.
+    """
+    module = sys.modules.get("torch.distributed._functional_collectives")
+    return None if module is None else module._resolve_group
+
+
+def coalescing_manager() -> Any:
+    """Returns the context manager that collects collectives."""
+    return torch.distributed.distributed_c10d._coalescing_manager
+
+
+class OneProcess(TorchDispatchMode):
+    """Mode in which collectives stay in this process, as if the others sent the same: for comparisons.
+
+    A graph may run a second time in it: other processes are not involved.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not is_collective(func):
+            return func(*args, **(kwargs or {}))
+        name, tensor = func._opname, args[0]
+        if name in (_WAIT, "all_reduce_", "broadcast_"):
+            return tensor
+        if name in ("all_reduce", "broadcast"):
+            return tensor.clone(memory_format=torch.contiguous_format)
+        if name == "all_gather_into_tensor":
+            return torch.cat([tensor] * args[1])
+        if name == "reduce_scatter_tensor":
+            return tensor[: len(tensor) // args[2]].clone(memory_format=torch.contiguous_format)
+        if name == "all_to_all_single":
+            return tensor.new_zeros((sum(args[1]), *tensor.shape[1:]))
+        raise NotImplementedError(f"{func} in one process")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
 from typing import Any
 
@@ -113,6 +114,22 @@ def default_device_cpu() -> Any:
     return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
+def _drop_guards_of_torch(error: BaseException | None) -> None:
+    """Clears the local variables of torch's own functions that raised an error or one of its causes.
+
+    Some hold a guard on the thread's dispatch keys without a ``finally`` (``torch._tensor_str._str``). It sets the keys
+    of its own scope when the last reference to the traceback is dropped, whenever that is.
+    """
+    done: set[int] = set()
+    while error is not None and id(error) not in done:
+        done.add(id(error))
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            if str(frame.f_globals.get("__name__")).partition(".")[0] == "torch":
+                with suppress(RuntimeError):  # it is still running
+                    frame.clear()
+        error = error.__cause__ or error.__context__
+
+
 @contextmanager
 def restoring_state() -> Iterator[None]:
     """Context that restores torch's thread-wide state, whatever a capture that stopped halfway has changed."""
@@ -124,11 +141,19 @@ def restoring_state() -> Iterator[None]:
     cache, nesting, functions = torch.is_autocast_cache_enabled(), _autocast_nesting(), _default_devices()
     switches = [(ask, give, ask()) for ask, give in _switches()]
     disabled = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
+    keys = torch._C._ForceDispatchKeyGuard(
+        torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    )
+    keys.__enter__()
     try:
         yield
+    except BaseException as error:
+        _drop_guards_of_torch(error)
+        raise
     finally:
         while torch._C._functorch.peek_interpreter_stack() is not None:
             torch._C._functorch.pop_dynamic_layer_stack()
+        keys.__exit__(None, None, None)
         while torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
             torch._C._autograd._pop_saved_tensors_default_hooks()
         if torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() != disabled:

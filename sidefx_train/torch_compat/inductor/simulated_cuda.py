@@ -128,6 +128,7 @@ def _set(place: Any, name: str, value: Any) -> Iterator[None]:
 def _answers(capability: int) -> dict[Any, dict[str, Any]]:
     """Returns what is replaced: by module or class, names with their values."""
     from torch._dynamo.device_interface import CudaInterface
+    from torch._subclasses import fake_tensor
 
     facts = device_properties(capability)
     number = lambda *_: 0  # noqa: E731
@@ -166,6 +167,7 @@ def _answers(capability: int) -> dict[Any, dict[str, Any]]:
         CudaInterface: interface,
         CudaInterface.Worker: worker,
         torch._C: {"_cuda_getCurrentRawStream": number},
+        fake_tensor: {"init_gpu_context": nothing},
         torch._C._dynamo.guards: {"_empty_strided_cuda": torch._C._dynamo.guards._empty_strided_cpu},
     }
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 registry.SYMBOLIC_FLOATS.append((Optimizer, "param_groups"))
 registry.STATIC_ATTRIBUTES.append((Optimizer, "state"))
 registry.STATIC_ATTRIBUTES.append((Optimizer, "param_groups"))
+registry.READ_ON_HOST.append((torch.optim.ASGD, "state"))
 registry.STATIC_ATTRIBUTES.append((torch.nn.Module, "_parameters"))
 registry.STATIC_ATTRIBUTES.append((torch.nn.Module, "_buffers"))
 

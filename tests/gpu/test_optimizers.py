@@ -35,7 +35,11 @@ def training(name: str, **options: Any) -> Any:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("foreach", [True, False])
 def test_updates(name, foreach):
-    check(training(name, foreach=foreach), "cuda", TOLERANCE)
+    step = check(training(name, foreach=foreach), "cuda", TOLERANCE)
+    report = step.report()
+    assert not report.breaks and not report.fallbacks, report
+    graph = report.captures[-1].cuda_graph
+    assert not graph.refused and graph.replays >= report.calls - 2 * len(report.captures), report
 
 
 @pytest.mark.parametrize("name", [each for each in FUSED if each != "Adagrad"])

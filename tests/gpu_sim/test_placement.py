@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.specialization import Specialization
+from sidefx_train.compile.functionalization.functionalize import functionalize
+from sidefx_train.compile.gpu.section import why_not
 from sidefx_train.compile.gpu.simulation import place, stay_on_cpu
 from sidefx_train.compile.graph.artifacts import TracedGraph
 from sidefx_train.compile.pipeline.compile_capture import capture
@@ -79,3 +82,22 @@ def test_a_graph_keeps_what_its_nodes_say_and_a_constant_is_copied():
         assert kept.items() <= known[node.name].meta.items()
     assert set(devices(placed).values()) == {"cuda:0", "cpu"}
     assert any(node.target is torch.ops.aten._to_copy.default for node in known.values())
+
+
+def test_numbers_that_the_host_puts_into_tensors_are_put_there_on_the_device():
+    """A counter times a number is rounded as its kernel does; a tensor that is only copied is no kernel of the host."""
+    average, counter, scale = torch.zeros(()), torch.ones(()), torch.ones(3)
+
+    def step(x, number):
+        counter.mul_(number)
+        average.copy_(torch.as_tensor(1 / number))
+        return x * scale * torch.tensor(number + 1) * counter.item()
+
+    graph = capture(
+        step, (torch.ones(3), 0.3), {}, "step", Specialization(symbolic_numbers=frozenset({"number"}))
+    ).traced
+    names = [given.name for given in graph.inputs if given.kind != "scalar" and "counter" in given.source]
+    with compat.simulated_cuda(90):
+        functional = functionalize(place(graph, on_cpu=names), tensor_scalars=True)
+    assert not why_not(functional, functional.module.graph), functional.module
+    assert [name for _, name, _ in functional.counters], "the runner sets the counter"

@@ -43,6 +43,10 @@ STATIC_ATTRIBUTES: list[tuple[type, str]] = []
 AT_END: list[Callable[[Any], None]] = []
 """``(world) -> None``: called when a step has been interpreted to its end; may refuse the capture."""
 
+READ_ON_HOST: list[tuple[type, str]] = []
+"""Attributes below which 0-dim tensors of a device are read before the graph where the step reads them: eager waits
+for the device there, too, and decides by them what runs."""
+
 
 def intercept(*targets: Any) -> Callable[[Interceptor], Interceptor]:
     """Registers an interceptor for functions or classes."""

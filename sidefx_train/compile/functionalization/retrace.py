@@ -36,6 +36,7 @@ from sidefx_train.compile.functionalization.tensor_scalar_ops import (
 from sidefx_train.compile.graph.alias_analysis import Aliases
 from sidefx_train.compile.graph.artifacts import SyntheticBase, TracedGraph, is_scalar
 from sidefx_train.compile.graph.devices import accelerator_of
+from sidefx_train.compile.graph.fx_utils import written_args
 from sidefx_train.compile.graph.number_arguments import replace_constants, takes_double, takes_size
 from sidefx_train.compile.graph.strided_layout import extent
 from sidefx_train.compile.graph.view_chains import STRIDED, changes_layout
@@ -131,6 +132,8 @@ class Retracer:
         self.base_fakes: list[torch.Tensor] = []
         self.base_values: list[Any] = []
         self.accelerator = accelerator_of(traced.module.graph)
+        self._on_accelerator: set[fx.Node] = set()
+        """Operations that put numbers into tensors on the host which only the accelerator uses."""
         self.placeholders = [n for n in traced.module.graph.nodes if n.op == "placeholder"]
         self.member_of = {self.placeholders[position]: member for position, member in self.members.items()}
         self.metadata_mutated = {options.same[n]: n for n in traced.module.graph.nodes if changes_layout(n)}
@@ -220,7 +223,10 @@ class Retracer:
         for node in self.fed:
             for _, user in self._tensor_uses(node):
                 value = user.meta.get("val")
-                if isinstance(value, torch.Tensor) and value.device.type == "cpu":
+                chain = _used_on(user, self.accelerator)
+                if chain:
+                    self._on_accelerator.update(chain)
+                elif isinstance(value, torch.Tensor) and value.device.type == "cpu":
                     reason = f"{user.target} on the CPU takes a number that changes from call to call, in a step on"
                     raise BackendError("SFX201", f"{reason} {self.accelerator}")
 
@@ -287,6 +293,8 @@ class Retracer:
         safe = {use.index: self._clamped(use) for use in self.options.guarded.get(node, ())}
         args = fx.map_arg(node.args, lambda n: safe[n] if n in safe else self._value(n))
         kwargs = fx.map_arg(node.kwargs, lambda n: safe[n] if n in safe else self._value(n))
+        if node in self._on_accelerator and "device" in kwargs:
+            kwargs = {**kwargs, "device": self.accelerator, "pin_memory": False}
         self.env[node] = self._call(node, node.target, args, dict(kwargs))
 
     def _strided(self, node: fx.Node) -> torch.Tensor:
@@ -407,6 +415,8 @@ class Retracer:
             return self._call_with_probes(node, target, args, kwargs)
         rule = self.options.instead.get(node) or REWRITES.get(target)
         rule = rule or (CHANNELS_LAST.get(target) if self.options.channels_last else None)
+        if target is aten.lift_fresh_copy.default and self._is_own_constant(node.args[0]):
+            return args[0]
         if target is aten.native_batch_norm.default and has_tensor_scalar(args):
             return batch_norm_with_changing_momentum(*args)
         if rule is not None:
@@ -431,6 +441,12 @@ class Retracer:
         elif not layouts.keeps_layout(target) and not compat.from_functional(args[0]).is_contiguous():
             return args[0].copy_(target(args[0].clone(), *args[1:], **kwargs))
         return target(*args, **kwargs)
+
+    def _is_own_constant(self, source: Any) -> bool:
+        """Returns True for a 0-dim constant on the host that one operation copies: in a graph of an accelerator, the
+        copy would be a kernel of the host."""
+        is_constant = self.accelerator is not None and source.op == "get_attr" and len(source.users) == 1
+        return is_constant and self.options.tensor_scalars and source.meta["val"].dim() == 0
 
     def _call_with_probes(self, node: fx.Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls an operator that takes C++ doubles with constants, and replaces these by the symbolic numbers."""
@@ -566,3 +582,28 @@ def _static(layout: tuple[Any, Any, Any], source: str) -> Layout:
     if not all(isinstance(n, int) for n in (*size, *stride, offset)):
         raise BackendError("SFX201", f"the step changes the layout of {source}, whose size is symbolic")
     return layout
+
+
+_MADE_OF_NUMBER = (aten.scalar_tensor.default,)
+_SAME_NUMBER = (aten._to_copy.default, aten.detach.default, aten.alias.default, aten.clone.default)
+
+
+def _used_on(node: fx.Node, device: torch.device) -> set[fx.Node]:
+    """Returns the operations that put a number into a tensor on the host, if it is only used on a device; else an empty
+    set. Kernels there take such a tensor as one of their own."""
+    if node.target not in _MADE_OF_NUMBER or node.meta["val"].device.type != "cpu":
+        return set()
+    chain, waiting = {node}, [node]
+    while waiting:
+        made = waiting.pop()
+        for user in made.users:
+            values = [user.meta.get("val"), *(each.meta["val"] for each in written_args(user))]
+            places = {value.device for value in values if isinstance(value, torch.Tensor)}
+            if places == {device}:
+                continue
+            if user.target not in _SAME_NUMBER:
+                return set()
+            if user not in chain:
+                chain.add(user)
+                waiting.append(user)
+    return chain

@@ -51,8 +51,16 @@ _COUNTER_OPS = {
     aten.sub.Tensor: "-",
     aten.add_.Scalar: "+",
     aten.add.Scalar: "+",
+    aten.mul_.Tensor: "*",
+    aten.mul_.Scalar: "*",
+    aten.mul.Tensor: "*",
 }
-_FOREACH_UPDATES = (aten._foreach_add_.Scalar, aten._foreach_add_.Tensor)
+_FOREACH_UPDATES = {
+    aten._foreach_add_.Scalar: "+",
+    aten._foreach_add_.Tensor: "+",
+    aten._foreach_mul_.Scalar: "*",
+    aten._foreach_mul_.ScalarList: "*",
+}
 _OF_LAYOUT = {aten.sym_size.int: "size", aten.sym_stride.int: "stride", aten.sym_numel.default: "numel"}
 _SAME_VALUE = (aten.detach.default, aten.alias.default, aten.clone.default, aten.lift_fresh_copy.default)
 _COUNTER_DTYPES = (torch.float32, torch.float64, torch.int64, torch.int32)
@@ -250,28 +258,31 @@ class _Planner:
             return self.host.names.get(value) or self._counter_value(value)
         return None
 
-    def _added(self, node: fx.Node) -> str | None:
-        """Returns what an update of several counters adds to each."""
+    def _operands_of_list(self, node: fx.Node) -> list[str | None]:
+        """Returns what an update of several counters adds to each, or multiplies each by."""
+        tensors: Any = node.args[0]
+        if isinstance(node.args[1], (list, tuple)):
+            return [self._operand(value) for value in node.args[1]]
         added = node.args[1]
         if isinstance(added, fx.Node) and isinstance(added.meta.get("val"), torch.Tensor):
             constant = _constant(added)
             added = None if constant is None or node.kwargs.get("alpha", 1) != 1 else constant
-        return self._operand(added)
+        return [self._operand(added)] * len(tensors)
 
     def _counter_update(self, node: fx.Node) -> bool:
-        """Tracks ``counter += number``; returns True if the effect on every counter is known."""
+        """Tracks ``counter += number`` and ``*=``; returns True if the effect on every counter is known."""
         if node.target in _SAME_VALUE:
             value = self._counter_value(node.args[0])
             if value is not None and node.target is not aten.detach.default and node.target is not aten.alias.default:
                 self.values[node] = value
             return True
         if node.target in _FOREACH_UPDATES:
-            step = self._added(node)
             tensors: Any = node.args[0]
-            if step is None:
+            operands = self._operands_of_list(node)
+            if None in operands:
                 return False
-            for tensor in tensors:
-                self._advance(tensor, "+", step)
+            for tensor, operand in zip(tensors, operands, strict=True):
+                self._advance(tensor, _FOREACH_UPDATES[node.target], operand)  # type: ignore[arg-type]
             return True
         sign = _COUNTER_OPS.get(node.target)
         if sign is None or len(node.args) != 2 or node.kwargs:
@@ -282,14 +293,33 @@ class _Planner:
         if written_args(node):
             self._advance(node.args[0], sign, right)
         else:
-            self.values[node] = self._define(f"{left} {sign} {right}", (left, right))
+            self.values[node] = self._result(left, sign, right, node.meta["val"].dtype)
         return True
 
     def _advance(self, tensor: fx.Node, sign: str, step: str) -> None:
         old = self._counter_value(tensor)
         for root in self.aliases.roots[tensor]:
             if root in self.counters:
-                self.counters[root] = None if old is None else self._define(f"{old} {sign} {step}", (old, step))
+                dtype = tensor.meta["val"].dtype
+                self.counters[root] = None if old is None else self._result(old, sign, step, dtype)
+
+    def _result(self, left: str, sign: str, right: str, dtype: torch.dtype) -> str:
+        """Returns the variable with a sum or product as a kernel of ``dtype`` rounds it."""
+        expression = f"{left} {sign} {right}"
+        if dtype == torch.float32 and not (sign in "+-" and _is_small_integer(right)):
+            expression = f"to_float32(to_float32({left}) {sign} to_float32({right}))"
+        return self._define(expression, (left, right))
+
+
+def _is_small_integer(text: str) -> bool:
+    """Returns True for a literal whose sums with counters are exact in float32."""
+    try:
+        return float(text).is_integer() and abs(float(text)) < _EXACT
+    except ValueError:
+        return False
+
+
+_EXACT = 2**24
 
 
 def render_number(node: fx.Node, names: dict[fx.Node, str], functions: dict[Any, str]) -> str | None:
@@ -337,7 +367,7 @@ def host_counters(graph: fx.Graph, plan: ScalarPlan, aliases: Aliases) -> HostCo
     without them."""
     left = set(plan.counters) | set(plan.kept)
     taken_back = {node: root for root, kept in plan.kept.items() for node in kept.nodes}
-    inputs = frozenset(n for n in graph.nodes if n.op == "placeholder")
+    inputs = frozenset(n for n in graph.nodes if n.op == "placeholder" and not is_scalar_node(n))
     touched = {n: (aliases.reads(n) | aliases.writes(n)) & inputs for n in graph.nodes if n.op == "call_function"}
     while True:
         nodes = {n: roots for n, roots in touched.items() if roots & left}

@@ -148,7 +148,7 @@ _WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "_assert_
 def _why_not_node(node: fx.Node, device: torch.device | None) -> str:
     if not node.users and not written_args(node):
         return ""
-    if node.target is torch.ops.aten.full.default and not node.args[0]:  # a number, and a replay keeps it
+    if _is_constant_number(node):  # a replay keeps it
         return ""
     value = node.meta.get("val")
     for each in value if isinstance(value, (list, tuple)) else (value,):
@@ -167,6 +167,13 @@ def _why_not_node(node: fx.Node, device: torch.device | None) -> str:
         if any(isinstance(arg, fx.Node) and arg.op == "get_attr" for arg in node.kwargs.values()):
             return f"{node.target} draws from a generator of the program"
     return ""
+
+
+def _is_constant_number(node: Any) -> bool:
+    """Returns True for a 0-dim constant, which kernels contain as a literal, and for a view of one."""
+    if node.target is torch.ops.aten.expand.default and not node.args[1]:
+        return _is_constant_number(node.args[0])
+    return node.target is torch.ops.aten.full.default and not node.args[0]
 
 
 def _written(call: Any) -> list[Any]:

@@ -184,3 +184,22 @@ def test_asked_before_the_count_goes_on_and_looked_at_after():
         return trained(loss_of, model, count)
 
     parity(make, steps=6, captures=None)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_numbers_of_a_count_are_rounded_as_the_kernel_does(dtype, backend):
+    """Sums of fractions, and products."""
+
+    def make():
+        total, product, seen = torch.zeros((), dtype=dtype), torch.ones((), dtype=dtype), []
+
+        def step(x, factor):
+            total.add_(0.1)
+            product.mul_(factor)
+            seen.append((total.item(), product.item()))
+            return x * (1 - total.item()), x * (1 - product.item())
+
+        return Program(step, lambda index: (torch.ones(3), 0.9 + index / 100), (total, product, seen))
+
+    parity(make, steps=5, captures=2, backend=backend)

@@ -44,6 +44,7 @@ class RunnerSource:
         self.globals: dict[str, Any] = {
             "torch": torch,
             "math": math,
+            "to_float32": to_float32,
             "operator": operator,
             "get_num_threads": torch.get_num_threads,
             "set_num_threads": torch.set_num_threads,
@@ -87,6 +88,11 @@ class RunnerSource:
         run = compile_function("run", text, self.globals, filename)
         weakref.finalize(run, forget_source, filename).atexit = False
         return run  # type: ignore[no-any-return]
+
+
+def to_float32(number: float) -> float:
+    """Returns a number rounded as a tensor of that dtype holds it."""
+    return ctypes.c_float(number).value
 
 
 class NumberBlock:

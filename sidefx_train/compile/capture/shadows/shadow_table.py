@@ -156,6 +156,7 @@ class ShadowTable(ShadowTableAPI):
         self.sizes: list[tuple[Any, Source]] = []
         self._symbolic_roots: set[int] = set()
         self.static_roots: set[int] = set()
+        self.host_roots: set[int] = set()
         self._trusted: dict[int, bool] = {}
         self._numbers_by_source: dict[int, Any] = {}
         self.definitions = Definitions(self)
@@ -343,6 +344,8 @@ class ShadowTable(ShadowTableAPI):
             self._symbolic_roots.add(id(base))
         if self.below(source, self.static_roots):
             self.static_roots.add(id(base))
+        if self.below(source, self.host_roots):
+            self.host_roots.add(id(base))
 
     def _number(self, real: int | float, source: Source, name: str) -> Any:
         found = self._numbers_by_source.get(id(source))
@@ -440,6 +443,9 @@ class ShadowTable(ShadowTableAPI):
             for cls, attribute in registry.STATIC_ATTRIBUTES:
                 if attribute == name and safe_isinstance(record.real, cls):
                     self.static_roots.add(id(source))
+            for cls, attribute in registry.READ_ON_HOST:
+                if attribute == name and safe_isinstance(record.real, cls):
+                    self.host_roots.add(id(source))
         return value
 
     def below(self, source: Source | None, roots: set[int]) -> bool:

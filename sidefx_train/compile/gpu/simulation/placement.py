@@ -49,7 +49,7 @@ def stay_on_cpu(traced: TracedGraph) -> frozenset[str]:
 def place(traced: TracedGraph, device: torch.device = GPU, on_cpu: Iterable[str] | None = None) -> TracedGraph:
     """Returns the graph with its tensors on another device, as a capture on that device would have recorded it.
 
-    Constants keep their device, as in a program that moves them itself, and are copied where they are used.
+    Constants keep their device, and so do tensors of one changing number, as in a program that moves them itself.
 
     Args:
         traced: a graph captured on CPU tensors; it is not changed.
@@ -121,7 +121,9 @@ class _Placement:
             self.values[node] = before
             return
         tensors = [tensor for each in node.all_input_nodes for tensor in _tensors(self.values[each])]
-        if node.kwargs.get("device") is not None and not (tensors and all(each.device == CPU for each in tensors)):
+        by_program = node.target is torch.ops.aten.scalar_tensor.default and "layout" not in node.kwargs  # not by torch
+        moves = node.kwargs.get("device") is not None and not by_program
+        if moves and not (tensors and all(each.device == CPU for each in tensors)):
             node.kwargs = {**node.kwargs, "device": self.device}
         rule = DEVICE_OPERATORS.get(node.target)
         if rule is not None and any(each.device == self.device for each in tensors):

@@ -83,7 +83,7 @@ def host_value(world: CaptureContext, tensor: Any) -> Any:
 
 def _of_input(world: CaptureContext, record: TensorRecord, before: fx.Node | None) -> Any:
     """Returns the number in an input when ``before`` reads it, or now if that is ``None``."""
-    if record.real.numel() != 1 or record.real.device.type != "cpu" or record.entry_storage is not None:
+    if record.real.numel() != 1 or not _readable(world, record) or record.entry_storage is not None:
         return None
     writes = [node for node in world.writes.to(record.shadow) if before is None or node < before]
     if record.real.dtype is torch.bool:
@@ -95,10 +95,17 @@ def _of_input(world: CaptureContext, record: TensorRecord, before: fx.Node | Non
     added = [_added(world, node) for node in writes]
     if any(amount is None for amount in added):
         return None
+    if record.real.dtype == torch.float32 and not all(_is_integer(amount) for amount in added):
+        return None  # the kernel rounds each sum, and no symbolic number does
     number = world.heap.item_of(record)
     for amount in added:
         number = number + amount
     return number
+
+
+def _readable(world: CaptureContext, record: TensorRecord) -> bool:
+    """Returns True for a tensor on the host, and for a counter that an optimizer keeps on its device and reads."""
+    return record.real.device.type == "cpu" or world.heap.below(record.source, world.heap.host_roots)
 
 
 def _computed(world: CaptureContext, node: fx.Node, before: fx.Node | None) -> Any:
@@ -180,6 +187,12 @@ def _added(world: CaptureContext, node: fx.Node) -> Any:
         return None
     amount = _amount(world, node.args[1])
     return None if amount is None else amount if sign > 0 else -amount
+
+
+def _is_integer(amount: Any) -> bool:
+    return (
+        type(amount) is int or safe_isinstance(amount, torch.SymInt) or (type(amount) is float and amount.is_integer())
+    )
 
 
 def _amount(world: CaptureContext, value: Any) -> Any:

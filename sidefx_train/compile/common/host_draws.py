@@ -1,7 +1,9 @@
-"""Random numbers that Python draws in a step, from a generator of Python's or of NumPy's, drawn before its graph runs.
+"""Random numbers that the prologue of a step reads: it draws them before its guards are tested and its graph runs.
 
-A step may decide on such a number, or pass it to the graph. Its place in the generator's sequence is known, so an entry
-draws it before its guards are tested. If a guard fails, the generators get back the states they had.
+A step may decide on such a number, or pass it to the graph. Numbers of Python's and NumPy's generators are drawn for
+good; if a guard fails, the generators get back the states they had. A number that torch draws on the CPU is foretold:
+the draws of the graph up to that number are made once more and forgotten, and the graph makes them as in eager. If the
+backend has random numbers of its own, the number is drawn for good as well.
 """
 
 from __future__ import annotations
@@ -11,20 +13,23 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 _Replay = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 
 class Draw(NamedTuple):
-    """One draw.
+    """One draw of a generator of Python's or NumPy's.
 
     Attributes:
+        position: place of the number among the values.
         function: the unbound method.
         generator: the object it is called on.
         args: plain numbers.
         kwargs: plain numbers.
     """
 
+    position: int
     function: Callable[..., Any]
     generator: Any
     args: tuple[Any, ...]
@@ -32,6 +37,34 @@ class Draw(NamedTuple):
 
     def __call__(self) -> Any:
         return self.function(self.generator, *self.args, **self.kwargs)
+
+
+class EmptyTensor(NamedTuple):
+    """A tensor that a draw fills, or whose layout it takes."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class TorchDraw(NamedTuple):
+    """One draw of torch's default generator on the CPU.
+
+    Attributes:
+        position: place of the number among the values; ``None`` for a draw before it.
+        operator: the random operator.
+        args: its arguments.
+        kwargs: its keyword arguments.
+    """
+
+    position: int | None
+    operator: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def __call__(self) -> Any:
+        args = [torch.empty_strided(*a[:2], dtype=a.dtype) if type(a) is EmptyTensor else a for a in self.args]
+        return self.operator(*args, **self.kwargs)
 
 
 class _State(NamedTuple):
@@ -96,19 +129,25 @@ class HostDraws:
     """The draws of one entry.
 
     Args:
-        draws: in program order.
+        draws: those of Python's and NumPy's generators, in program order.
         values: the list that guards and prologue read the drawn numbers from.
+        of_torch: those of torch's generator, in program order.
+        foretells: the graph makes the draws of torch itself.
     """
 
-    def __init__(self, draws: tuple[Draw, ...], values: list[Any]) -> None:
+    def __init__(
+        self, draws: tuple[Draw, ...], values: list[Any], of_torch: tuple[TorchDraw, ...] = (), foretells: bool = True
+    ) -> None:
         self.values = values
-        self._draws = draws
+        self._draws, self._of_torch, self._foretells = draws, of_torch, foretells
         distinct = {id(each.generator): each.generator for each in draws}
         self._generators = [(generator, _STATES[type(generator)]) for generator in distinct.values()]
         self._before: list[Any] = []
 
+        self._torch_before: torch.Tensor | None = None
+
     def __bool__(self) -> bool:
-        return bool(self._draws)
+        return bool(self._draws or self._of_torch)
 
     def has(self, source: Any) -> bool:
         """Returns True if ``source`` leads to the drawn numbers."""
@@ -117,17 +156,28 @@ class HostDraws:
     def draw(self) -> None:
         """Draws the numbers."""
         self._before = [state.read(generator) for generator, state in self._generators]
-        self.values[:] = [draw() for draw in self._draws]
+        for draw in self._draws:
+            self.values[draw.position] = draw()
+        if self._of_torch:
+            self._torch_before = torch.default_generator.get_state()
+            for each in self._of_torch:
+                number = each()
+                if each.position is not None:
+                    self.values[each.position] = number.item()
+            if self._foretells:
+                torch.default_generator.set_state(self._torch_before)
 
     def take_back(self) -> None:
         """Sets the generators to the states before the latest :meth:`draw`; the values stay, for messages."""
         for (generator, state), before in zip(self._generators, self._before, strict=True):
             state.write(generator, before)
+        if self._torch_before is not None:
+            torch.default_generator.set_state(self._torch_before)
 
     def before(self, replay: _Replay, miss: Any, keep: bool = True) -> _Replay:
         """Returns ``replay`` behind the draws, which are taken back if it returns ``miss``, or always without
         ``keep``."""
-        if not self._draws:
+        if not self:
             return replay
 
         def drawing(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -141,7 +191,7 @@ class HostDraws:
 
     def taken_back_before(self, failed: Callable[..., Any]) -> Callable[..., Any]:
         """Returns ``failed``, which runs the step eagerly, behind :meth:`take_back`."""
-        if not self._draws:
+        if not self:
             return failed
 
         def after(*args: Any) -> Any:

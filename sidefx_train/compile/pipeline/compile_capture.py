@@ -229,6 +229,8 @@ def _capture_once(
             with compat.real_world():
                 made = _made_generators(world, traced)
     except Unsupported as stop:
+        if world.random_draws.wanted:
+            return replace(spec, reads_draws=True)
         if stop.defer is not None and stop.defer not in spec.opaque_classes | spec.split_classes:
             return replace(spec, opaque_classes=spec.opaque_classes | {stop.defer})
         if not world.warns <= spec.inlined_code:

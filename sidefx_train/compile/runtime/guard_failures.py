@@ -52,7 +52,8 @@ class SpecializationState:
     """
 
     def __init__(self, config: CompileConfig, is_part: bool) -> None:
-        self.current = Specialization(all_dynamic=bool(config.dynamic))
+        own_numbers = config.backend == "inductor" and config.rng != "eager"
+        self.current = Specialization(all_dynamic=bool(config.dynamic), foretells_draws=not own_numbers)
         self._static_sizes = config.dynamic is False
         self._is_part = is_part
 

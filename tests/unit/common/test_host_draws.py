@@ -6,8 +6,17 @@ import random
 
 import numpy as np
 import pytest
+import torch
 
-from sidefx_train.compile.common.host_draws import Draw, HostDraws, copy_of, is_generator, is_global
+from sidefx_train.compile.common.host_draws import (
+    Draw,
+    EmptyTensor,
+    HostDraws,
+    TorchDraw,
+    copy_of,
+    is_generator,
+    is_global,
+)
 
 MISS = object()
 GENERATORS = [random.Random(1), np.random.RandomState(1), np.random.default_rng(1)]
@@ -15,7 +24,7 @@ GENERATORS = [random.Random(1), np.random.RandomState(1), np.random.default_rng(
 
 def draws(generator):
     function = type(generator).random
-    return HostDraws((Draw(function, generator, (), {}), Draw(function, generator, (), {})), [])
+    return HostDraws((Draw(0, function, generator, (), {}), Draw(1, function, generator, (), {})), [0, 0])
 
 
 @pytest.mark.parametrize("generator", GENERATORS, ids=lambda generator: type(generator).__name__)
@@ -54,3 +63,25 @@ def test_only_exact_classes():
 
     assert all(map(is_generator, GENERATORS)) and not is_generator(Own()) and not is_generator(random)
     assert is_global(random.random.__self__) and not is_global(GENERATORS[0])
+
+
+@pytest.mark.parametrize("foretells", [True, False])
+def test_numbers_of_torch_are_foretold_or_drawn_for_good(foretells):
+    aten = torch.ops.aten
+    mask = TorchDraw(None, aten.bernoulli_.float, (EmptyTensor((3, 5), (1, 3), torch.float32), 0.5), {})
+    made = HostDraws(
+        (),
+        [0.0, 0],
+        (mask, TorchDraw(0, aten.rand.default, ([],), {}), TorchDraw(1, aten.randint.low, (0, 9, [1]), {})),
+        foretells,
+    )
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    torch.empty(5, 3).t().bernoulli_(0.5)
+    wanted = [torch.rand([]).item(), torch.randint(0, 9, (1,)).item()]
+    after = torch.get_rng_state()
+    for result, state in ((1, before if foretells else after), (MISS, before)):
+        torch.set_rng_state(before)
+        assert made.before(lambda args, kwargs: result, MISS)((), {}) is result
+        assert made.values == wanted and type(made.values[1]) is int
+        assert torch.equal(torch.get_rng_state(), state)

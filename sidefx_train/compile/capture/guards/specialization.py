@@ -28,8 +28,10 @@ class Specialization:
         inlined_code: code of torch functions that warn: they are interpreted, so that the warnings are replayed.
         native_rest: what follows the last tensor operation may run natively, from the first decision on a number.
         graph_decisions: instructions that decided on a number before a tensor operation, by code and index.
-        host_draws: random numbers that Python draws are drawn before the graph runs, and decisions on them are guards.
+        host_draws: random numbers that Python draws, or on which the step decides, are drawn before the graph runs.
         draw_decisions: number of captures that another decision on such a number caused.
+        reads_draws: the step decides on numbers that torch draws on the CPU; the prologue reads them.
+        foretells_draws: the graph will draw them as eager does, not from a generator of the backend.
     """
 
     symbolic_numbers: frozenset[str] = frozenset()
@@ -51,6 +53,8 @@ class Specialization:
     graph_decisions: frozenset[tuple[CodeType, int]] = frozenset()
     host_draws: bool = True
     draw_decisions: int = 0
+    reads_draws: bool = False
+    foretells_draws: bool = True
 
     @property
     def has_symbolic_sizes(self) -> bool:

@@ -40,6 +40,7 @@ class CaptureContext(ABC):
     caches: Any
     context: Any
     reentry: Any
+    random_draws: Any
 
     @abstractmethod
     def locate(self) -> Location | None: ...

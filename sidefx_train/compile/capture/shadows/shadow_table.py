@@ -366,8 +366,8 @@ class ShadowTable(ShadowTableAPI):
         self._numbers_by_source[id(source)] = number
         return number
 
-    def length(self, real: int, source: Source) -> Any:
-        """Returns a symbolic length."""
+    def length(self, real: int | float, source: Source) -> Any:
+        """Returns a symbolic length, or another number that is never a constant."""
         found = self._numbers_by_source.get(id(source))
         return self._symbolic_number(real, source) if found is None else found
 

@@ -492,6 +492,7 @@ class Calls:
                 return deferred_warnings.call_watched(self.world, fn, args, kwargs)
             return fn(*args, **kwargs)
         except compat.data_dependent_errors() as error:
+            self.world.random_draws.want(inside((args, kwargs)))
             reason = f"{trace_rules.describe(fn)} needs a value that exists only when the graph runs"
             raise Unsupported("SFX101", reason, self.world.locate()) from error
         except compat.unsupported_fake_errors() as error:

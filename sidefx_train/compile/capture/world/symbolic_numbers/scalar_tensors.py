@@ -114,6 +114,9 @@ def _computed(world: CaptureContext, node: fx.Node, before: fx.Node | None) -> A
     held = node.meta.get("val")
     if not safe_isinstance(held, torch.Tensor) or held.device.type != "cpu" or any(size != 1 for size in _sizes(held)):
         return None
+    drawn = world.random_draws.of_node(node) if not world.writes.to(held) else None
+    if drawn is not None:
+        return drawn
     if node.op == "placeholder":
         return _of_placeholder(world, node, before)
     if node.target in _SAME_MEMORY or node.args[:1] == tuple(written_args(node)):

@@ -1,0 +1,169 @@
+"""Decisions on numbers that torch draws on the CPU: the prologue foretells them from the generator's state."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import sidefx_train
+from tests.support.parity import Program, parity
+
+ROWS, WIDTH = 5, 4
+
+
+def between(program, index):
+    """Keeps the random state after every call; :func:`parity` seeds before each."""
+    program.watch[-1].append(torch.get_rng_state())
+
+
+def trained(body, batch=lambda i: (torch.randn(ROWS, WIDTH),), layers=2):
+    """A factory of a step that trains with the loss ``body(model, *batch)``."""
+
+    def make():
+        model = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(layers))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(*args):
+            loss = body(model, *args)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return Program(step, batch, [model, optimizer, []])
+
+    return make
+
+
+OWN = torch.Generator()
+DECISIONS = {
+    "scalar": lambda: torch.rand(()) < 0.5,
+    "one element": lambda: torch.rand(1) < 0.5,
+    "item": lambda: torch.rand(1).item() < 0.5,
+    "float": lambda: float(torch.rand([])) > 0.5,
+    "normal": lambda: torch.randn(1).item() > 0,
+    "integer": lambda: torch.randint(0, 2, (1,)).item() == 0,
+    "two numbers": lambda: torch.rand(()) < torch.rand(()),
+    "double": lambda: torch.rand((), dtype=torch.float64) < 0.5,
+}
+
+
+@pytest.mark.parametrize("decide", DECISIONS.values(), ids=DECISIONS)
+def test_each_side_of_a_random_decision_is_captured_once(decide):
+    def body(model, x):
+        y = F.dropout(model[0](x), 0.3)
+        return (y * 2 if decide() else model[1](F.dropout(y, 0.2))).square().mean()
+
+    report = parity(trained(body), steps=12, captures=2, between=between)
+    assert len(report.captures) == 2
+
+
+def test_draws_of_every_kind_before_a_decision_keep_the_place_in_the_sequence():
+    def body(model, x):
+        y = model[0](x) + torch.randn_like(x) * torch.empty(3).exponential_().sum()
+        y = y[torch.randperm(ROWS)] * torch.randint(1, 3, (ROWS, 1)) + torch.rand(1, generator=OWN)
+        y = F.dropout1d(y.t(), 0.5).t() + torch.empty(2, ROWS).t().normal_().sum()
+        return (y * 2 if torch.rand([]) < 0.5 else y).square().mean() + torch.rand(2).sum()
+
+    OWN.manual_seed(0)
+    states = []
+
+    def between_with_own(program, index):
+        if not index:
+            states.append(OWN.get_state())
+            OWN.set_state(states[0])
+        between(program, index)
+
+    parity(trained(body), steps=8, captures=2, between=between_with_own)
+
+
+def test_dropped_layers_whose_number_is_used_too():
+    def body(model, x):
+        for layer in model:
+            chance = torch.rand([])
+            if chance < 0.3:
+                continue
+            x = F.dropout(layer(x), 0.1) / chance
+        return x.square().mean() if x.requires_grad else model[0](x).square().mean()
+
+    report = parity(trained(body, layers=4), steps=30, captures=None, whole=False, between=between)
+    assert len(report.captures) <= 9 and not report.fallbacks
+
+
+@pytest.mark.parametrize("before", [lambda y: torch.bernoulli(y.sigmoid()), lambda y: torch.poisson(y.square())])
+def test_a_draw_that_depends_on_values_before_a_decision(before):
+    def body(model, x):
+        y = model[0](x)
+        y = y + before(y.detach())
+        return (y * 2 if torch.rand([]) < 0.5 else y).square().mean()
+
+    report = parity(trained(body), steps=5, captures=None, whole=False, between=between)
+    assert {found.code for found in report.breaks} == {"SFX101"} and not report.fallbacks
+
+
+def test_changing_batch_sizes():
+    def body(model, x):
+        y = F.dropout(model[0](x), 0.3)
+        return (y * 2 if torch.rand([]) < 0.5 else y).square().mean()
+
+    report = parity(
+        trained(body, lambda i: (torch.ones(3 + i % 3, WIDTH),)),
+        steps=15,
+        captures=None,
+        whole=False,
+        between=between,
+    )
+    assert not report.fallbacks
+
+
+def test_a_recomputed_region_and_saved_states():
+    def region(layer, x):
+        y = F.dropout(layer(x), 0.2)
+        return y * 2 if torch.rand(1) < 0.5 else y.tanh()
+
+    def body(model, x):
+        y = checkpoint(region, model[0], x, use_reentrant=False)
+        with torch.random.fork_rng(devices=[]):
+            y = y + torch.rand(1)
+        return (model[1](y) if torch.rand([]) < 0.5 else y).square().mean()
+
+    parity(trained(body), steps=8, captures=None, whole=False, between=between)
+
+
+def test_an_index_into_a_list_of_layers():
+    def body(model, x):
+        return model[int(torch.randint(0, 3, (1,)))](x).square().mean()
+
+    parity(trained(body, layers=3), steps=9, captures=None, whole=False, between=between)
+
+
+def decided(x):
+    """Returns a number and the decision on it."""
+    y = F.dropout(x, 0.5)
+    chance = torch.rand(1)
+    return (y.sum() * 0 + 1 if chance < 0.5 else y.sum() * 0 - 1), chance * 1
+
+
+def test_random_numbers_of_the_backend_agree_with_the_decision():
+    """Under Inductor the graph has random numbers of its own: the number in it is the one that was decided on."""
+    torch.manual_seed(0)
+    step, found = sidefx_train.compile(decided), []
+    for _ in range(12):
+        side, chance = step(torch.ones(ROWS, WIDTH))
+        assert (chance.item() < 0.5) == (side.item() == 1)
+        found.append(chance.item())
+    report = step.report()
+    assert len(set(found)) == 12 and 1 <= len(report.captures) <= 2 and not report.breaks
+
+
+def test_eagers_numbers_under_inductor():
+    parity(
+        lambda: Program(decided, lambda i: (torch.ones(ROWS, WIDTH),)),
+        steps=6,
+        captures=2,
+        backend="inductor",
+        rng="eager",
+    )

@@ -297,20 +297,25 @@ def gpt_dropout(device: str) -> Program:
     return _language_model(device, 0.1)
 
 
-def lstm(device: str) -> Program:
+def recurrent(device: str, kind: Any, **options: Any) -> Program:
     torch.manual_seed(0)
 
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.lstm, self.head = nn.LSTM(16, 16, batch_first=True), nn.Linear(16, 4)
+            self.layer = kind(16, 16, batch_first=True, **options)
+            self.head = nn.Linear(32 if options.get("bidirectional") else 16, 4)
 
         def forward(self, x: Any) -> Any:
-            return self.head(self.lstm(x.view(-1, 4, 16))[0][:, -1])
+            return self.head(self.layer(x.view(-1, 4, 16))[0][:, -1])
 
     net = Net().to(device)
     batches = [(x.repeat(1, 4), y) for x, y in _labels(device)]
     return _trained(net, torch.optim.SGD(net.parameters(), lr=0.1), batches)
+
+
+def lstm(device: str) -> Program:
+    return recurrent(device, nn.LSTM)
 
 
 PROGRAMS = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from tests.gpu import programs
 from tests.gpu.compare import check
@@ -48,3 +49,14 @@ def test_replayed(make):
         graph = graphs[-1]
         assert graph is not None and not graph.refused, report
         assert graph.recordings == 1 and graph.replays >= report.calls - 2 - len(graphs), report
+
+
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}], ids=["one", "four"])
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
+def test_recurrent_layers(kind, options):
+    """One graph with cuDNN's calls, which a recording contains."""
+    step = check(lambda device: programs.recurrent(device, kind, **options), "cuda", SINGLE)
+    report = step.report()
+    assert not report.breaks and not report.fallbacks, report
+    (capture,) = report.captures
+    assert not capture.cuda_graph.refused and capture.cuda_graph.replays >= report.calls - 2, report

@@ -103,7 +103,9 @@ def group_resolver() -> Any:
         ``None`` while nobody has imported its module.
     """
     module = sys.modules.get("torch.distributed._functional_collectives")
-    return None if module is None else module._resolve_group
+    if module is None:
+        return None
+    return getattr(module, "_resolve_group", None) or module._resolve_group_name  # torch 2.11 has names only
 
 
 def coalescing_manager() -> Any:

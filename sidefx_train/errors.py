@@ -60,6 +60,10 @@ CODES: dict[str, tuple[str, str]] = {
         "the first step of an optimizer under a GradScaler",
         "No action needed: the step ran eagerly, and the next one is captured.",
     ),
+    "SFX212": (
+        "gradient buckets are not final",
+        "No action needed: DistributedDataParallel chooses its buckets in the first two iterations.",
+    ),
     # training loops
     "SFX301": ("left to the framework's own training step", "Remove what the message names to have steps captured."),
     # the installation

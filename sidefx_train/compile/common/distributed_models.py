@@ -7,7 +7,7 @@ backward. A captured backward would skip all of that, and the ranks would diverg
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -16,7 +16,6 @@ from sidefx_train.errors import Location, Unsupported
 
 CODE = "SFX121"
 _MODULES = (
-    ("torch.nn.parallel", "DistributedDataParallel"),
     ("torch.distributed.fsdp", "FullyShardedDataParallel"),
     ("torch.distributed.fsdp", "FSDPModule"),
 )
@@ -38,8 +37,16 @@ def refuse_if_distributed(value: Any, label: str, location: Location | None) -> 
     kind = _kind(value)
     if not kind:
         return
-    reason = f"{label} is {kind}, whose gradients are reduced between processes in the backward"
-    stop = Unsupported(CODE, reason, location)
+    refuse_whole(CODE, f"{label} is {kind}, whose gradients are reduced between processes in the backward", location)
+
+
+def refuse_whole(code: str, reason: str, location: Location | None) -> NoReturn:
+    """Stops the capture, and any in parts.
+
+    Raises:
+        Unsupported: always.
+    """
+    stop = Unsupported(code, reason, location)
     stop.whole = True
     raise stop
 
@@ -50,6 +57,8 @@ def _kind(value: Any) -> str:
     found = next((cls for cls in _imported(_MODULES) if isinstance(value, cls)), None)
     if found is not None:
         return f"a {found.__name__}"
+    if type(value) is getattr(sys.modules.get("torch.nn.parallel"), "DistributedDataParallel", None):
+        return ""  # its forward decides (compile/distributed/data_parallel.py)
     reducer = compat.gradient_reducer()
     if reducer is not None and any(isinstance(held, reducer) for held in vars(value).values()):
         return f"a {type(value).__name__} with a Reducer of torch's"

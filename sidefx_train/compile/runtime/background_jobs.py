@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+from sidefx_train.compile.graph.collectives import communicates
 from sidefx_train.compile.native import native_ready
 from sidefx_train.compile.pipeline import compile_capture
 from sidefx_train.compile.pipeline.captured import CaptureFailed
@@ -90,7 +91,9 @@ class BackgroundJobs:
             return None
         self.trigger = missed
         with self._capturer.failing_as_capture(captured.specialization):
-            if captured.commits:  # no step creates it, for example a skipped update
+            # No step creates state, for example a skipped update; or other processes take part: all change over to
+            # captured steps at the same call, since eager's updates are rounded differently.
+            if captured.commits or communicates(captured.traced.module.graph):
                 return self._capturer.compile(captured, call)
             checks = compile_capture.guard_checks(captured, call)
             request = background_compile.Request(captured, checks, self._config, self._context.differs)

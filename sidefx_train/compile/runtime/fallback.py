@@ -17,6 +17,9 @@ from sidefx_train.report import StepReport
 _NO_BREAKS = frozenset({"SFX202", "SFX203", "SFX208", "SFX209", "SFX210", FIRST_STEP})
 """Codes of reasons that are no graph breaks: a captured graph exists, or could."""
 
+_EXPECTED = frozenset({"SFX212"})
+"""Codes of reasons that pass by themselves after a few calls."""
+
 
 class Fallback:
     """The eager runs of one step.
@@ -55,6 +58,8 @@ class Fallback:
         if stop.raised:
             return self._run_after_error(stop, call)
         if stop.code == FIRST_STEP:
+            return self.run_silently(stop, call)
+        if stop.code in _EXPECTED:
             return self.run_silently(stop, call)
         if stop.code not in _NO_BREAKS:
             self._report.record_break(stop.code, stop.reason, stop.location)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from sidefx_train.torch_compat.collectives import collective_name, is_collective
+from sidefx_train.torch_compat.distributed.collectives import collective_name, is_collective
 from sidefx_train.torch_compat.inductor.checks import WrongSchedule
 from sidefx_train.torch_compat.inductor.patching import replaced
 

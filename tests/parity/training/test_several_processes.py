@@ -1,4 +1,7 @@
-"""Steps with gradients reduced between processes: eager's weights on every rank, and a reason by name."""
+"""Gradients reduced between processes that are not captured: eager's weights on every rank, and a reason by name.
+
+Captured ones are in ``tests/distributed``.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 import sidefx_train
 
 CODE = "SFX121"
-KINDS = ("step", "ddp compiled", "compiled inside", "within", "no_sync", "fully_shard", "dtensor")
+KINDS = ("ddp compiled", "compiled inside", "within", "fully_shard", "dtensor")
 
 
 class Within(nn.Module):
@@ -72,19 +75,13 @@ def _wrapped(kind, compiled):
 def _train(kind, compiled):
     net, inner = _wrapped(kind, compiled)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    skipped = [0]
 
     def step(x, y):
-        if kind == "no_sync" and skipped[0] % 2 == 0:
-            with net.no_sync():
-                (net(x) - y).square().mean().backward()
-        else:
-            (net(x) - y).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        skipped[0] += 1
+        (net(x) - y).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
 
-    whole = kind in ("step", "no_sync", "fully_shard", "dtensor") and compiled
+    whole = kind in ("fully_shard", "dtensor") and compiled
     call = sidefx_train.compile(step, backend="eager") if whole else step
     generator = torch.Generator().manual_seed(dist.get_rank() if kind != "dtensor" else 0)
     for _ in range(6):
@@ -109,7 +106,9 @@ def _check(kind):
         assert (report.calls, report.replays) == (6, 6), str(report)
     else:
         assert (report.calls, report.replays) == (6, 0), str(report)
-        assert {f.code for f in report.fallbacks} == {CODE} and report.fallback_count == 6, str(report)
+        until_final = {"SFX212"} if kind in ("ddp compiled", "within") else set()
+        assert {f.code for f in report.fallbacks} == {CODE} | until_final, str(report)
+        assert report.fallback_count == 6, str(report)
 
 
 def _rank(rank, file, kinds):
@@ -127,7 +126,7 @@ def _rank(rank, file, kinds):
     os._exit(0)  # gloo's threads may crash the process during the interpreter's exit
 
 
-@pytest.mark.parametrize("kinds", [KINDS[:3], pytest.param(KINDS[3:], marks=pytest.mark.slow)], ids=["few", "others"])
+@pytest.mark.parametrize("kinds", [KINDS[:2], pytest.param(KINDS[2:], marks=pytest.mark.slow)], ids=["few", "others"])
 def test_ranks_end_with_eagers_weights(kinds):
     folder = tempfile.mkdtemp()
     mp.spawn(_rank, (os.path.join(folder, "meeting"), kinds), nprocs=2)

@@ -85,6 +85,7 @@ class TraceWorld(CaptureWorldAPI):
         defined_at: location of the step's definition.
         tagged: tensors created in the step on which it set attributes, with the names.
         pending_collectives: collectives started with ``async_op=True``.
+        wrappers: models wrapped in ``DistributedDataParallel`` whose forward the step has called, by the shadow's id.
         pending_state: (commit, undo) pairs of optimizer state created early, to run right before the first run.
     """
 
@@ -137,6 +138,7 @@ class TraceWorld(CaptureWorldAPI):
         self.class_writes: dict[tuple[type, str], Any] = {}
         self.class_snapshot: dict[tuple[type, str], Any] = {}
         self.pending_collectives: list[Any] = []
+        self.wrappers: dict[int, Any] = {}
         self.pending_state: list[tuple[Callable[[], None], Callable[[], None]]] = []
         self.writes = WriteLog(tracer.graph)
         self.branching = False
@@ -187,6 +189,9 @@ class TraceWorld(CaptureWorldAPI):
         finally:
             compat.on_condition(self.tracer.shape_env, None)  # compiled graphs keep it
             self.interp.close()
+            for wrapper in self.wrappers.values():
+                wrapper.close()
+            self.wrappers.clear()
             self.heap.retire()
             for context in reversed(self.inference):
                 guard = vars(context).get("_inference_mode_context")

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from sidefx_train.compile.graph.collectives import communicates
 from sidefx_train.compile.pipeline.captured import Captured, CaptureFailed
 from sidefx_train.compile.pipeline.entry import Entry
 from sidefx_train.compile.pipeline.run_context import Call
@@ -27,6 +28,8 @@ from sidefx_train.report import CaptureRecord, TimingRecord
 _TIMED = CaptureFailed("SFX210", "timed, to compare the captured step with eager", None, None)
 
 _WHAT_TO_DO = "runs eagerly from now on (keep_slower=True keeps it captured)"
+
+_SEVERAL_PROCESSES = "other processes take part in it, and all should run the same code: they would round differently"
 
 _MAX_EARLY_SAMPLES = 8
 """Eager steps that are timed while a worker compiles; each costs a test of the guards."""
@@ -114,6 +117,9 @@ class EagerComparison:
         if entry.captured.joint is not None and (suspension is None or suspension.point.native):
             record.timing = _not_compared("its backward runs outside of it")
             return
+        if communicates(entry.captured.traced.module.graph):
+            record.timing = _not_compared(_SEVERAL_PROCESSES)
+            return
         entry.dispatch = _Comparison(self, entry, record, PairedBlocks(list(early)))
 
     def why_not(self, entry: Entry, result: Any) -> str:
@@ -123,7 +129,10 @@ class EagerComparison:
             entry: the entry.
             result: what a captured call returned.
         """
-        devices = {device for each in (entry, *self._entries_of_parts()) for device in _devices(each)} - {"cpu"}
+        entries = (entry, *self._entries_of_parts())
+        if any(communicates(each.captured.traced.module.graph) for each in entries):
+            return _SEVERAL_PROCESSES
+        devices = {device for each in entries for device in _devices(each)} - {"cpu"}
         if devices:
             return f"host time is not the time of a step on {' and '.join(sorted(devices))}"
         return "its backward runs outside of it" if _needs_backward(result) else ""

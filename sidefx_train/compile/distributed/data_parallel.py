@@ -1,0 +1,187 @@
+"""``DistributedDataParallel`` in a step: its forward and its reduction of gradients become part of the graph.
+
+The rule by which all ranks agree: a captured step issues what the real wrapper issues in an eager step: the same
+collectives, of the same group and sizes, in the same order. The real reducer chooses its buckets anew in the second
+iteration, so that a step runs eagerly until then. What is not reproduced here runs eagerly as a whole.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.interpreter.interpreter import Suspended
+from sidefx_train.compile.capture.shadows.records import TensorRecord
+from sidefx_train.compile.common import interceptor_registry as registry
+from sidefx_train.compile.common.distributed_models import CODE, refuse_whole
+from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.type_checks import safe_isinstance
+from sidefx_train.compile.distributed.gradient_buckets import Communication, Reduction
+from sidefx_train.errors import Unsupported
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.world.trace_world import TraceWorld
+
+NOT_FINAL = "SFX212"
+_PLAIN: dict[str, Any] = {
+    "find_unused_parameters": False,
+    "static_graph": False,
+    "gradient_as_bucket_view": False,
+    "mixed_precision": None,
+    "device_ids": None,
+    "_delay_all_reduce_all_params": False,
+    "_use_python_reducer": False,
+}
+"""Attributes of a wrapper whose steps are captured."""
+
+
+class _Wrapper:
+    """A wrapper in one capture.
+
+    Args:
+        world: the capturing world.
+        shadow: the wrapper's shadow.
+    """
+
+    def __init__(self, world: TraceWorld, shadow: Any) -> None:
+        record = world.heap.record_of(shadow)
+        self.world, self.shadow = world, shadow
+        self.label = "a wrapper" if record is None else record.source.label
+        if record is None or type(shadow) is not DistributedDataParallel:
+            self.refuse("was created in the step, or is of a subclass")
+        self.real: DistributedDataParallel = record.real
+        self.reduction: Reduction | None = None
+
+    def refuse(self, why: str) -> NoReturn:
+        """Stops the capture, and any in parts."""
+        reason = f"{self.label} is a DistributedDataParallel, whose gradients are reduced between processes; {why}"
+        refuse_whole(CODE, reason, self.world.locate())
+
+    def get(self, name: str) -> Any:
+        """Returns an attribute, which is guarded."""
+        return self.world.interp.getattr(self.shadow, name)
+
+    def check(self) -> None:
+        """Refuses what the real wrapper does and this module does not."""
+        for name, value in _PLAIN.items():
+            if name in vars(self.real) and self.get(name) != value:
+                self.refuse(f"{name} is {self.get(name)!r}")
+        self.world.touch(self.get("_comm_hooks"))
+        if "buffer_hook" in vars(self.real):
+            self.refuse("a hook communicates its buffers")
+        if self.world.interp.getattr(self.get("_join_config"), "enable"):
+            self.refuse("it is used with join()")
+        for parameter in self.real.parameters():
+            if parameter.device.type != "cpu" or parameter.layout is not torch.strided or parameter.is_complex():
+                self.refuse("a parameter is not on the CPU, sparse, or complex")
+            if hasattr(parameter, "_in_backward_optimizers"):
+                self.refuse("an optimizer runs in its backward")
+        if not self.get("_lazy_init_ran") or (torch.is_grad_enabled() and not self.get("_has_rebuilt_buckets")):
+            reason = f"{self.label} chooses its gradient buckets in the second iteration; until then steps run eagerly"
+            refuse_whole(NOT_FINAL, reason, self.world.locate())
+
+    def communication(self) -> Communication:
+        """Returns how gradients are reduced."""
+        group, hooks = self.get("process_group"), list(self.get("_comm_hooks"))
+        with compat.real_world():
+            builtin = compat.builtin_hook(self.real.logger)
+        if not hooks:
+            if builtin:
+                self.refuse(f"it has the communication hook {builtin}")
+            return Communication(group, _size(group))
+        hook, state = hooks[0]
+        sent = compat.sent_by_hook(hook)
+        if len(hooks) != 1 or sent is None or not (state is None or state is group):
+            self.refuse("it has a communication hook")
+        group = compat.default_group() if state is None else group
+        return Communication(group, _size(group), True, None if sent == "unchanged" else sent)
+
+    def call_module(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls the wrapped module. The step is not divided in it: what follows here would be lost."""
+        try:
+            return self.world.interp.call(self.get("module"), args, kwargs)
+        except Suspended:
+            self.refuse("the step is divided in its forward")
+        except Unsupported as stop:
+            stop.whole = True
+            raise
+
+    def close(self) -> None:
+        """Removes the hooks of the capture."""
+        if self.reduction is not None:
+            self.reduction.close()
+
+    def prepare(self) -> None:
+        """Prepares the reduction in the next backward."""
+        if self.reduction is None:
+            with compat.real_world():
+                buckets = compat.gradient_buckets(self.real.reducer)
+            self.get("reducer")
+            shadows = [[self._shadow(parameter) for parameter in bucket] for bucket in buckets]
+            self.reduction = Reduction(self.world, self.refuse, shadows, self.communication())
+        self.reduction.prepare()
+
+    def _shadow(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+        record = self.world.heap.by_real.get(id(parameter))
+        if not safe_isinstance(record, TensorRecord) or not record.shadow.requires_grad:
+            self.refuse("a parameter takes no part in its forward")
+        return record.shadow
+
+    def synchronize_buffers(self) -> None:
+        """Broadcasts the buffers of the first rank."""
+        named = self.world.interp.call(self.world.interp.getattr(self.get("module"), "named_buffers"), (), {})
+        ignored = self.real.parameters_to_ignore
+        buffers = [buffer for name, buffer in self.world.interp.call(list, (named,), {}) if name not in ignored]
+        records = [self.world.heap.record_of(buffer) for buffer in buffers]
+        known = [None if record is None else id(record.real) for record in records]
+        if known != [id(buffer) for buffer in self.real.modules_buffers]:
+            self.refuse("its buffers are others than those it last sent")
+        with compat.real_world():
+            together = compat.coalesced(self.real.modules_buffers, self.real.broadcast_bucket_size)
+        ops, name = compat.functional_collectives(), self.get("process_group").group_name
+        with torch.no_grad():
+            chunks = [[buffers[i] for i in positions] for positions in together]
+            sent = [
+                ops.broadcast(torch.cat([each.detach().reshape(-1) for each in chunk]), 0, name) for chunk in chunks
+            ]
+            for chunk, started in zip(chunks, sent, strict=True):
+                pieces = ops.wait_tensor(started).split([each.numel() for each in chunk])
+                for buffer, piece in zip(chunk, pieces, strict=True):
+                    self.world.tracer.data_of(buffer).copy_(piece.view(buffer.shape))
+
+
+def _size(group: Any) -> int:
+    with compat.real_world():
+        return int(group.size())
+
+
+@registry.intercept(DistributedDataParallel.forward)
+def _forward(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not args:
+        return ABSENT
+    shadow, *inputs = args
+    wrapper = world.wrappers.get(id(shadow))
+    if wrapper is None:
+        wrapper = world.wrappers[id(shadow)] = _Wrapper(world, shadow)
+    wrapper.check()
+    reduces = torch.is_grad_enabled() and wrapper.get("require_backward_grad_sync")
+    synchronizes = "forward_sync_buffers" if hasattr(wrapper.real, "forward_sync_buffers") else "broadcast_buffers"
+    if wrapper.get("require_forward_param_sync") and wrapper.get(synchronizes) and wrapper.real.modules_buffers:
+        wrapper.synchronize_buffers()
+    result = wrapper.call_module(tuple(inputs), kwargs)
+    if wrapper.get("require_forward_param_sync") is not reduces:
+        world.interp.setattr(shadow, "require_forward_param_sync", reduces)
+    if reduces:
+        wrapper.prepare()
+    return result
+
+
+@registry.AT_END.append
+def _check_reductions(world: TraceWorld) -> None:
+    """Refuses a step that ends before the gradients of a forward have been reduced."""
+    for wrapper in world.wrappers.values():
+        if wrapper.reduction is not None and wrapper.reduction.expecting:
+            wrapper.refuse("the step ends before all of its gradients are ready")

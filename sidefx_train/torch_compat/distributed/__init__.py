@@ -1,0 +1,1 @@
+"""Communication between processes: private names of ``torch.distributed``."""

@@ -1,0 +1,234 @@
+"""Steps over ``DistributedDataParallel``: eager's numbers on every rank, whichever of them captures."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+import sidefx_train
+from tests.distributed.data_parallel_programs import PROGRAMS, Program, State
+from tests.distributed.processes import agree, in_two_processes
+
+CALLS = 7
+UNTIL_FINAL = 2
+"""Eager steps until the wrapper's buckets are final."""
+
+FEW = (
+    "many buckets",
+    "batch norm, many buckets",
+    "tied weights",
+    "accumulation",
+    "autocast",
+    "fp16 hook",
+    "unused",
+    "break in the model",
+    "loss read between",
+)
+"""Programs of the fast test."""
+
+Change = Callable[[State, int, Any], Any]
+"""``(state, call, batch) -> batch``, called before each call; may change the world."""
+
+
+def _unchanged(state: State, call: int, batch: Any) -> Any:
+    return batch
+
+
+def _trained(
+    program: Program,
+    rank: int,
+    compiled: Callable[[Any], Any],
+    change: Change = _unchanged,
+    adaptive: bool = True,
+) -> tuple[State, Any]:
+    state = program.state(adaptive)
+    step = compiled(partial(program.step, state))
+    generator = torch.Generator().manual_seed(rank)
+    for call in range(CALLS):
+        step(*change(state, call, program.batch(generator)))
+    return state, step
+
+
+def _plain(step: Any) -> Any:
+    return step
+
+
+def _captured(step: Any, backend: str = "eager") -> Any:
+    return sidefx_train.compile(step, backend=backend)
+
+
+def _check_equal(name: str, found: State, expected: State, exact: bool = True, both: bool = True) -> None:
+    for number, (a, b) in enumerate(zip(found.tensors(), expected.tensors(), strict=True)):
+        same = torch.equal(a, b) if exact else torch.allclose(a, b, atol=1e-4)
+        assert same, f"{name}: tensor {number} is {a}, eager has {b}"
+    for parameter in found.net.parameters() if exact or both else ():
+        assert agree(parameter), f"{name}: the ranks have drifted apart"
+
+
+def _programs(rank: int, capturing: tuple[int, ...], names: tuple[str, ...]) -> None:
+    for name in names:
+        program = PROGRAMS[name]
+        expected, _ = _trained(program, rank, _plain)
+        found, step = _trained(program, rank, _captured if rank in capturing else _plain)
+        _check_equal(name, found, expected)
+        if rank not in capturing:
+            continue
+        report = step.report()
+        if program.eager:
+            assert report.replays == 0 and any(program.eager in each.reason for each in report.fallbacks), str(report)
+            continue
+        if program.divided:
+            assert report.replays == CALLS and sum(part.replays for part in report.parts) >= CALLS - UNTIL_FINAL
+            continue
+        assert not report.breaks and len(report.captures) == program.graphs, f"{name}: {report}"
+        waited = sum(each.count for each in report.fallbacks if each.code == "SFX212")
+        assert report.replays == CALLS - waited and waited >= UNTIL_FINAL, f"{name}: {report}"
+
+
+def _another_flag(state: State, call: int, batch: Any) -> Any:
+    state.factor = 1 + (call >= 4)
+    return batch
+
+
+def _another_size(state: State, call: int, batch: Any) -> Any:
+    return tuple(each[: 1 + call % 2] for each in batch)
+
+
+def _breaks(s: State, x: Any, y: Any) -> None:
+    """Reads the loss between forward and backward if there is no other way: the step cannot be captured."""
+    loss = s.loss(s.net(x), y)
+    assert loss.item() == loss.item()
+    loss.backward()
+    s.optimizer.step()
+    s.optimizer.zero_grad()
+    s.losses.append(loss.detach())
+
+
+def _failing_backend(graph: Any, inputs: Any) -> Any:
+    raise RuntimeError("no compiler")
+
+
+def _disagreements(rank: int) -> None:
+    """One rank does something else than the other: both end as in eager."""
+    for name in ("batch norm, many buckets",):
+        program = PROGRAMS[name]
+        for change in (_another_flag, _another_size):
+            ours = change if rank == 0 else _unchanged
+            expected, _ = _trained(program, rank, _plain, ours)
+            found, step = _trained(program, rank, _captured, ours)
+            _check_equal(f"{name}, {change.__name__}", found, expected)
+            report = step.report()
+            assert bool(report.recaptures) == (rank == 0) and report.replays == CALLS - UNTIL_FINAL, str(report)
+        expected, _ = _trained(program, rank, _plain)
+        found, step = _trained(program, rank, partial(_captured, backend=_failing_backend if rank == 0 else "eager"))
+        _check_equal(f"{name}, no compiler", found, expected)
+        assert (step.report().replays == 0) == (rank == 0), str(step.report())
+        broken = Program(program.model, program.batch, _breaks, options=program.options)
+        found, step = _trained(broken if rank == 0 else program, rank, _captured)
+        _check_equal(f"{name}, a break", found, expected)
+        assert (step.report().replays == 0) == (rank == 0), str(step.report())
+
+
+def _eager_in_between(rank: int) -> None:
+    """Eager steps between captured ones leave the reducer usable, and find it so."""
+    program = PROGRAMS["batch norm, many buckets"]
+
+    def now_and_then(step: Any) -> Any:
+        compiled, calls = _captured(step), iter(range(CALLS))
+
+        def run(*batch: Any) -> None:
+            (step if next(calls) % 2 == rank else compiled)(*batch)
+
+        return run
+
+    expected, _ = _trained(program, rank, _plain)
+    found, _ = _trained(program, rank, now_and_then)
+    _check_equal("eager in between", found, expected)
+
+
+def _unused_without_saying_so(rank: int) -> None:
+    """A parameter takes no part, which the wrapper was not told: eager's error."""
+    program = Program(PROGRAMS["unused"].model, PROGRAMS["unused"].batch)
+    messages = []
+    for compiled in (_plain, _captured):
+        with pytest.raises(RuntimeError, match="Expected to have finished reduction") as raised:
+            _trained(program, rank, compiled)
+        messages.append(str(raised.value))
+        dist.barrier()
+    assert messages[0] == messages[1]
+
+
+def _register_hook(state: State, call: int, batch: Any) -> Any:
+    if call == 4:
+        state.net.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    return batch
+
+
+def _changes(rank: int) -> None:
+    """A hook registered later is seen; nothing keeps a wrapper that the program drops; early steps are no breaks."""
+    program = PROGRAMS["many buckets"]
+    expected, _ = _trained(program, rank, _plain, _register_hook)
+    found, step = _trained(
+        program, rank, partial(sidefx_train.compile, backend="eager", fullgraph=True), _register_hook
+    )
+    _check_equal("a later hook", found, expected)
+    assert len(step.report().captures) == 2, str(step.report())
+    net = weakref.ref(found.net)
+    del found, step
+    gc.collect()
+    assert net() is None, "the capture keeps the wrapper"
+
+
+def _many_checks(rank: int) -> None:
+    _changes(rank)
+    _programs(rank, (0, 1), FEW)
+    _disagreements(rank)
+    _eager_in_between(rank)
+    _unused_without_saying_so(rank)
+
+
+def test_ranks_have_eagers_numbers():
+    in_two_processes(_many_checks)
+
+
+@pytest.mark.slow
+def test_one_rank_captures_while_the_other_runs_eagerly():
+    in_two_processes(_programs, (1,), tuple(PROGRAMS))
+
+
+@pytest.mark.slow
+def test_both_ranks_capture():
+    in_two_processes(_programs, (0, 1), tuple(PROGRAMS))
+
+
+def _through_inductor(rank: int, names: tuple[str, ...], capturing: tuple[int, ...]) -> None:
+    for name in names:
+        program = PROGRAMS[name]
+        expected, _ = _trained(program, rank, _plain, adaptive=False)
+        compiled = partial(_captured, backend="inductor") if rank in capturing else _plain
+        found, step = _trained(program, rank, compiled, adaptive=False)
+        _check_equal(name, found, expected, exact=False, both=len(capturing) == 2)
+        if rank in capturing:
+            assert len(step.report().captures) == PROGRAMS[name].graphs, str(step.report())
+
+
+def test_inductor_keeps_the_order_of_buckets():
+    in_two_processes(_through_inductor, ("many buckets",), (0,))
+
+
+@pytest.mark.slow
+def test_ranks_with_the_same_code_agree_bit_for_bit():
+    in_two_processes(_through_inductor, ("many buckets", "validation"), (0, 1))
+
+
+@pytest.mark.slow
+def test_other_models_go_through_inductor():
+    in_two_processes(_through_inductor, ("tied weights", "accumulation inside", "kept gradients"), (0, 1), seconds=500)

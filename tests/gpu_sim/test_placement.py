@@ -10,7 +10,7 @@ from sidefx_train.compile.functionalization.functionalize import functionalize
 from sidefx_train.compile.gpu.section import why_not
 from sidefx_train.compile.gpu.simulation import place, stay_on_cpu
 from sidefx_train.compile.graph.artifacts import TracedGraph
-from sidefx_train.compile.pipeline.compile_capture import capture
+from sidefx_train.compile.pipeline.capture_step import capture
 from tests.support.parity import batches, classifier, mlp
 
 

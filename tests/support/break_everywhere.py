@@ -10,7 +10,7 @@ import pytest
 
 from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
 from sidefx_train.compile.capture.resume.suspension import StopPoint, stop_points
-from sidefx_train.compile.pipeline import compile_capture
+from sidefx_train.compile.pipeline import capture_step
 from sidefx_train.compile.pipeline.captured import CaptureFailed
 from sidefx_train.errors import Unsupported
 
@@ -35,12 +35,12 @@ class Cuts:
 def stopped_at(count: int) -> Iterator[Cuts]:
     """Makes every capture of a step meet an unsupported operation before its ``count``-th instruction."""
     cuts = Cuts()
-    capture_once, suspend = compile_capture._capture_once, Interpreter.suspend
+    capture_once, suspend = capture_step._capture_once, Interpreter.suspend
     stopping = False
 
     def once(fn: Any, args: Any, kwargs: Any, name: str, spec: Any, point: Any, in_order: bool) -> Any:
         nonlocal stopping
-        if point is not None or compile_capture.is_continuation(fn):
+        if point is not None or capture_step.is_continuation(fn):
             try:
                 made = capture_once(fn, args, kwargs, name, spec, point, in_order)
             except CaptureFailed:
@@ -67,6 +67,6 @@ def stopped_at(count: int) -> Iterator[Cuts]:
         return suspend(interpreter)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compile_capture, "_capture_once", once)
+        patch.setattr(capture_step, "_capture_once", once)
         patch.setattr(Interpreter, "suspend", interrupted)
         yield cuts

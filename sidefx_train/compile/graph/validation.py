@@ -21,7 +21,7 @@ from torch import fx
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.common.thread_warnings import no_warnings
-from sidefx_train.compile.graph.artifacts import FunctionalGraph
+from sidefx_train.compile.graph.artifacts import FunctionalGraph, TracedGraph
 from sidefx_train.compile.graph.fx_utils import written_args
 from sidefx_train.compile.graph.kernel_strides import lay_out, lay_out_filled, unfilled
 from sidefx_train.errors import BackendError
@@ -33,6 +33,17 @@ _ZEROS = torch.ops.aten._efficientzerotensor.default
 def enabled() -> bool:
     """Returns True if graphs are checked after every pass."""
     return os.environ.get("SIDEFX_CHECK_GRAPHS", "") not in ("", "0")
+
+
+def check_traced(stage: str, *graphs: TracedGraph) -> None:
+    """Checks traced graphs as :func:`check_graph` does, with the names and values of their inputs.
+
+    Raises:
+        BackendError: an invariant does not hold.
+    """
+    for traced in graphs:
+        names = [given.name for given in traced.inputs]
+        check_graph(stage, traced.module, traced.fake_mode, names, [given.example for given in traced.inputs])
 
 
 def check_graph(

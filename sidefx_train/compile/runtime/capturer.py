@@ -13,7 +13,7 @@ import torch
 
 from sidefx_train.compile.capture.guards.specialization import Specialization
 from sidefx_train.compile.native import start_build
-from sidefx_train.compile.pipeline import compile_capture
+from sidefx_train.compile.pipeline import capture_step, compile_capture
 from sidefx_train.compile.pipeline.captured import Captured, CaptureFailed
 from sidefx_train.compile.pipeline.entry import Entry
 from sidefx_train.compile.pipeline.run_context import Call, RunContext
@@ -129,5 +129,5 @@ class Capturer:
     def _capture(self, spec: Specialization, call: Call) -> Captured:
         in_order = self._config.backend_name in ("eager", "aot_eager")
         in_parts = not self._config.strict  # a step may be split at graph breaks; where that fails, it runs eagerly
-        captured = compile_capture.capture(self._fn, *call, self._name, spec, in_parts, in_order)
+        captured = capture_step.capture(self._fn, *call, self._name, spec, in_parts, in_order)
         return compile_capture.partitioned(captured, self._config)

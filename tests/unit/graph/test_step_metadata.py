@@ -8,11 +8,11 @@ import torch
 import sidefx_train
 from sidefx_train.compile.capture.guards.specialization import Specialization
 from sidefx_train.compile.graph.step_metadata import in_words
-from sidefx_train.compile.pipeline import compile_capture
+from sidefx_train.compile.pipeline import capture_step
 
 
 def facts_of(step, *args):
-    captured = compile_capture.capture(step, args, {}, "step", Specialization(), in_parts=False)
+    captured = capture_step.capture(step, args, {}, "step", Specialization(), in_parts=False)
     return captured.residual.metadata
 
 
@@ -165,7 +165,7 @@ def test_facts_of_inputs(step, given, expected):
 def test_symbolic_sizes_are_named():
     x = torch.ones(4, 3)
     spec = Specialization(dynamic_sizes=frozenset({("x", 0)}))
-    captured = compile_capture.capture(lambda x: x * 2, (x,), {}, "step", spec, in_parts=False)
+    captured = capture_step.capture(lambda x: x * 2, (x,), {}, "step", spec, in_parts=False)
     (made,) = captured.residual.metadata.outputs
     assert made.dynamic_dims == {0}
     assert "dynamic dimensions [0]" in in_words(captured.residual.metadata)

@@ -9,7 +9,7 @@ import torch
 
 from sidefx_train.compile.backend import inductor
 from sidefx_train.compile.capture.guards.specialization import Specialization
-from sidefx_train.compile.pipeline import compile_capture
+from sidefx_train.compile.pipeline import capture_step
 from sidefx_train.config import CompileConfig
 from sidefx_train.switches import CODEGEN, SWITCHES, enabled, switched_off, without
 from tests.fuzz import layers
@@ -19,7 +19,7 @@ def _code(numbers: range, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Returns the code generated for some chains, compiled as one step."""
     step, inputs = layers.training_step([layers.generate(number) for number in numbers])
     config = CompileConfig(autotune="off")
-    captured = compile_capture.capture(step, tuple(inputs), {}, "step", Specialization())
+    captured = capture_step.capture(step, tuple(inputs), {}, "step", Specialization())
     code: list[str] = []
 
     def noted(build: Any, caller: str, kernels: str, *_: Any) -> Any:
@@ -62,7 +62,7 @@ def test_switches(monkeypatch):
 def test_a_switch_makes_another_entry_in_the_cache():
     from sidefx_train.compile.backend.graph_cache import key_of
 
-    captured = compile_capture.capture(torch.tanh, (torch.ones(3),), {}, "step", Specialization())
+    captured = capture_step.capture(torch.tanh, (torch.ones(3),), {}, "step", Specialization())
     keys = {key_of(captured.traced, CompileConfig())}
     with without("rematerialize"):
         keys.add(key_of(captured.traced, CompileConfig()))

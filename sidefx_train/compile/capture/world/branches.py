@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -20,9 +20,6 @@ from sidefx_train.compile.capture.world.native_calls import (
 from sidefx_train.compile.capture.world.symbolic_numbers.scalar_tensors import host_value
 from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.errors import Unsupported
-
-if TYPE_CHECKING:
-    pass
 
 
 class Branches:

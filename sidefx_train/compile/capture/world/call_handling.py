@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-import _thread
-import contextvars
 import functools
 import operator
-import sys
 import types
-import warnings
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.builtins.introspection import keeps_callables
-from sidefx_train.compile.capture.interpreter.object_model import formatting
 from sidefx_train.compile.capture.recording import warning_watch
 from sidefx_train.compile.capture.recording.constant_folding import constant_value
 from sidefx_train.compile.capture.shadows.containers.instance_dicts import InstanceDictRecord
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
-from sidefx_train.compile.capture.shadows.containers.sets import HANDED_ON, HIDDEN_FROM_AUTOGRAD, SetRecord, by_address
+from sidefx_train.compile.capture.shadows.containers.sets import HANDED_ON, IGNORES_ORDER, SetRecord, by_address
 from sidefx_train.compile.capture.shadows.containers.traversal import READ_BY_C, attributes_of, held_by
 from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue, message_of
 from sidefx_train.compile.capture.shadows.finalizers import deletes
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
 from sidefx_train.compile.capture.shadows.objects.tensors import PLAIN_TENSORS
 from sidefx_train.compile.capture.shadows.records import InstanceRecord, TensorRecord
-from sidefx_train.compile.capture.world.argument_snapshot import deferred_string
 from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
 from sidefx_train.compile.capture.world.native_call_facts import (
     BARE,
@@ -37,13 +31,11 @@ from sidefx_train.compile.capture.world.native_call_facts import (
     COMPARES_IDENTITY,
     DEEP_METHODS,
     DEFERRED_ARGUMENT,
-    DISABLERS,
     HASHABLE,
     HASHED,
     HASHING,
     KEYED_METHODS,
     MAKES_SUBCLASS,
-    NO_OWNER,
     PASSES_ITEMS,
     READS_NOTHING,
     READS_TYPE,
@@ -51,49 +43,42 @@ from sidefx_train.compile.capture.world.native_call_facts import (
     REGISTERS_HOOK,
     STORING_METHODS,
     TAKING_METHODS,
-    TORCH_DIR,
     asks_missing,
     compares_in_python,
     first_line,
     inside,
     is_fake_tensor_error,
     is_fromkeys,
-    joins,
     known_late,
     wants_values,
 )
 from sidefx_train.compile.capture.world.native_calls import (
     builtin_methods,
-    contextvars_and_locks,
     deferred_warnings,
-    weakref_calls,
 )
 from sidefx_train.compile.capture.world.native_calls import (
     lru_cache as caches,
 )
 from sidefx_train.compile.capture.world.native_calls.class_creation import make_class, makes_class
 from sidefx_train.compile.capture.world.native_calls.ctc_lengths import as_tensors, takes_lengths
-from sidefx_train.compile.capture.world.native_calls.deferred_strings import deferred_in
 from sidefx_train.compile.capture.world.symbolic_numbers.scalar_tensors import host_value
-from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common import trace_rules
-from sidefx_train.compile.common.host_draws import is_generator
 from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.plain_values import CONTAINERS, PLAIN_TYPES, is_derived, slot_names
 from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE
-from sidefx_train.compile.common.type_checks import attribute_of, class_method_of, safe_isinstance
+from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
 from sidefx_train.compile.graph.fx_utils import one_generator
 from sidefx_train.errors import Unsupported
 
-if TYPE_CHECKING:
-    pass
-
-
 _ASKS = frozenset({types.FunctionType, types.BuiltinFunctionType})
-_WRAPPERS = (types.MethodWrapperType, types.WrapperDescriptorType)
 STANDING = (property, staticmethod, classmethod, types.CellType, types.FunctionType, types.ModuleType)
 """Classes that C code can instantiate; outside instances pass through."""
 _MAKES_DESCRIPTOR = frozenset({"__new__", "getter", "setter", "deleter"})
+
+
+def _number_of_keys(fn: Any, args: tuple[Any, ...]) -> int:
+    """Returns how many of the arguments of a dict's or set's method are keys."""
+    return 1 if attribute_of(fn, "__name__") in KEYED_METHODS else len(args)
 
 
 class Calls:
@@ -130,7 +115,7 @@ class Calls:
                         record.fill()
                     if safe_isinstance(record, SetRecord):
                         record.look()
-                        if record.unordered and asked not in HIDDEN_FROM_AUTOGRAD:
+                        if record.unordered and asked not in IGNORES_ORDER:
                             why = f"reads {record.source.label}, a set, in an order that depends on its history"
                             self.heap.refuse("SFX111", why)
                 elif safe_isinstance(record, ArrayRecord) or (
@@ -153,148 +138,14 @@ class Calls:
                 if value is not given and compares_in_python(type(value)):  # the methods of the object itself re-enter
                     todo += [item for item in attributes_of(value) if type(item) not in PLAIN_TYPES]
 
-    def intercept_call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        cls = type(fn)
-        if cls in compat.OPERATORS:  # their Python code only finds the kernel
-            handler = registry.INTERCEPTORS.get(cls)
-            answer = ABSENT if handler is None else handler(self.world, (fn, *args), kwargs)
-            return self.native_call(fn, args, kwargs) if answer is ABSENT else answer
-        if safe_isinstance(fn, type) or (cls in HASHABLE and safe_isinstance(attribute_of(fn, "__self__"), NO_OWNER)):
-            handler = registry.INTERCEPTORS.get(fn)
-            if handler is not None:
-                answer = handler(self.world, args, kwargs)
-                if answer is not ABSENT:
-                    return answer
-        if cls is types.BuiltinMethodType and safe_isinstance(fn.__self__, type):
-            handler = registry.INTERCEPTORS.get(class_method_of(fn))
-            if handler is not None:
-                answer = handler(self.world, (fn.__self__, *args), kwargs)
-                if answer is not ABSENT:
-                    return answer
-        if cls is types.BuiltinMethodType and type(fn.__self__) is compat.FakeTensor:
-            handler = registry.INTERCEPTORS.get(getattr(torch.Tensor, fn.__name__, None))
-            if handler is not None:
-                answer = handler(self.world, (fn.__self__, *args), kwargs)
-                if answer is not ABSENT:
-                    return answer
-        if is_generator(fn.__self__ if cls is types.BuiltinMethodType else args[0] if args else None):
-            answer = self._draw(fn, args, kwargs)
-            if answer is not ABSENT:
-                return answer
-        if cls is types.FunctionType:
-            handlers = self.world.method_interceptors.get(fn.__name__)
-            if handlers and args:
-                for base, handler in handlers:
-                    if issubclass(type(args[0]), base):
-                        answer = handler(self.world, args, kwargs)
-                        if answer is not ABSENT:
-                            return answer
-            if fn.__name__ == "graph_break" and fn.__module__.startswith("torch._dynamo"):
-                return None
-            if fn.__dict__ and compat.assumes_constant(fn):
-                answer = caches.constant_result(fn, args, kwargs)
-                if answer is not ABSENT:
-                    return answer
-            file = fn.__code__.co_filename
-            if file.endswith(DISABLERS) and file.startswith(TORCH_DIR):
-                inner = getattr(fn, "_torchdynamo_orig_callable", None) or attribute_of(fn, "__wrapped__")
-                if inner is not None:
-                    return self.interp.call(inner, args, kwargs)
-        if cls in weakref.ProxyTypes:
-            return self.interp.call(weakref_calls.through(self.world, fn), args, kwargs)
-        if fn is int or fn is float or fn is bool:
-            return builtin_methods.convert_number(self.world, fn, args)
-        if joins(fn) and len(args) == 1 and hasattr(type(args[0]), "__next__"):
-            return self.interp.call(fn, (self.interp.iterate(args[0]),), kwargs)
-        if safe_isinstance(attribute_of(fn, "__self__"), str) and (found := deferred_in([*args, *kwargs.values()])):
-            self.world.operators.check_hidden(fn.__name__, found)
-            return deferred_string(self.world, fn, args, kwargs)
-        if cls in _WRAPPERS and fn.__name__ in ("__repr__", "__str__"):
-            owner = fn.__self__ if cls is types.MethodWrapperType else args[0] if args else None
-            if fn.__objclass__ is not object and not safe_isinstance(owner, (str, torch.Tensor, *compat.SYMBOLS)):
-                found = self.world.wrapped_text(fn.__name__, owner)
-                if found is not ABSENT:
-                    return found
-        if fn is print and self._writes_inside(kwargs.get("file")):
-            self._print_now(args, **kwargs)
-            return None
-        if fn is warnings.warn:
-            return deferred_warnings.warn(self.world, args, kwargs)
-        if trace_rules.is_deferred(fn, args):
-            self.world.defer(fn, args, kwargs)
-            return None
-        frame = self.interp.current_frame
-        if fn is id and len(args) == 1 and not kwargs:
-            return self.world.keys.address(args[0], frame)
-        if fn is sys.getrecursionlimit and not args and not kwargs:  # a capture sets its own limit
-            source = self.heap.sources.call(self.heap.sources.const(fn, "sys.getrecursionlimit"))
-            self.heap.guard("equal", source, self.interp.max_depth)
-            return self.interp.max_depth
-        if fn is _thread.get_ident and frame is not None and self.heap.trusts(frame.globals):
-            return fn()  # a library distinguishes threads: a step runs in one
-        if safe_isinstance(fn, weakref.ReferenceType):
-            return ABSENT if args or kwargs else weakref_calls.called(self.world, fn)
-        if fn is weakref.ref:
-            return weakref_calls.make(self.world, args)
-        if fn is weakref.ref.__new__:
-            self.heap.refuse("SFX104", f"makes a {trace_rules.describe(args[0])}")
-        if safe_isinstance(attribute_of(fn, "__self__"), contextvars.ContextVar):
-            return self.world.context.call(fn.__name__, fn.__self__, args)
-        if cls is types.MethodDescriptorType and args and issubclass(type(args[0]), contextvars.ContextVar):
-            return self.world.context.call(fn.__name__, args[0], args[1:])
-        if safe_isinstance(attribute_of(fn, "__self__"), contextvars_and_locks.LOCKS):
-            return self.world.locks.call(fn.__name__, fn.__self__, args, kwargs)
-        if cls is types.MethodDescriptorType and args and issubclass(type(args[0]), contextvars_and_locks.LOCKS):
-            return self.world.locks.call(fn.__name__, args[0], args[1:], kwargs)
-        if cls is functools._lru_cache_wrapper:
-            return caches.call(self.world, fn, args, kwargs)
-        if cls is types.BuiltinFunctionType or cls is types.BuiltinMethodType:
-            return builtin_methods.container_method(self.world, fn, args, kwargs)
-        return ABSENT
-
-    def _draw(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Draws a number by a method in C of a random generator of Python's or NumPy's."""
-        if type(fn) is types.BuiltinMethodType:
-            fn, args = getattr(type(fn.__self__), fn.__name__, None), (fn.__self__, *args)
-        handler = registry.INTERCEPTORS.get(fn) if type(fn).__hash__ is not None else None
-        return ABSENT if handler is None else handler(self.world, args, kwargs)
-
-    def _writes_inside(self, file: Any) -> bool:
-        """Returns True if ``print`` writes to an object that the step may read: a Python object, or created in the
-        step."""
-        if file is None:
-            space = self.heap.namespaces.get(id(vars(sys)))
-            if space is None or "stdout" not in space.values:
-                return False
-            file = space.values["stdout"]
-            return file is not None and file is not space.snapshot.get("stdout")
-        record = self.heap.record_of(file)
-        return record is None or record.shadow is not record.real
-
-    def _print_now(
-        self, args: tuple[Any, ...], sep: Any = None, end: Any = None, file: Any = None, flush: Any = False
-    ) -> None:
-        file = self.interp.getattr(sys, "stdout") if file is None else file
-        write = self.interp.getattr(file, "write")
-        for index, value in enumerate(args):
-            if index:
-                self.interp.call(write, (" " if sep is None else sep,), {})
-            self.interp.call(write, (formatting.to_str(self.interp, value),), {})
-        self.interp.call(write, ("\n" if end is None else end,), {})
-        if flush:
-            self.interp.call(self.interp.getattr(file, "flush"), (), {})
-
     def native_call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if attribute_of(fn, "__name__", "") in REGISTERS_HOOK:
-            if self.world.branching:
-                self.heap.refuse("SFX111", "a branch of torch.cond registers a hook")
-            owner = attribute_of(fn, "__self__", args[0] if args else None)
-            self._watch_from_outside(fn.__name__, owner)
-            self.world.hooked.add(owner if not safe_isinstance(owner, torch.Tensor) else owner.grad_fn)
-        if safe_isinstance(fn, type) or attribute_of(fn, "__name__", "") in MAKES_SUBCLASS:
-            for made in (fn, *args):
-                if safe_isinstance(made, type) and issubclass(made, torch.Tensor) and made not in PLAIN_TENSORS:
-                    self.heap.refuse("SFX109", f"makes a {made.__qualname__}, a tensor subclass")
+        """Runs C code, or answers for it, after everything that it reads has been brought in.
+
+        Raises:
+            Unsupported: it could change something outside, or needs a value that only the graph computes.
+        """
+        self._check_registration(fn, args)
+        self._check_made_class(fn, args)
         torch_call = trace_rules.is_torch_callable(fn)
         if torch_call and compat.communicates_in_cpp(fn):
             self.refuse_call(fn)
@@ -302,105 +153,174 @@ class Calls:
             args, kwargs = builtin_methods.concrete_within((args, kwargs), (torch.SymBool,))
         if type(attribute_of(fn, "__self__")) is torch.Generator:
             self._check_generator(fn)
-        if not torch_call:
-            owner = attribute_of(fn, "__self__")
-            if self.world.reads.listening:
-                self.world.reads.containers((owner, *args))
-            if makes_class(fn, args):
-                return make_class(self.world, fn, args, kwargs)
-            if (fn is setattr or fn is delattr) and args and issubclass(type(args[0]), (type, types.ModuleType)):
-                self.heap.refuse("SFX111", f"changes an attribute of {trace_rules.describe(args[0])} by C code")
-            if fn is functools._lru_cache_wrapper:
-                return caches.make(self.world, args, kwargs)
-            if type(owner) is functools._lru_cache_wrapper:
-                caches.check_method(self.world, owner, fn.__name__)
-            if type(owner) not in CONTAINERS or fn.__name__ not in STORING_METHODS:
-                self._refuse_unshadowed(fn, args)
-            record = self.heap.record_of(owner)
-            keys = 1 if attribute_of(fn, "__name__") in KEYED_METHODS else len(args)
-            if fn is operator.contains and safe_isinstance(self.heap.record_of(args[0]), (SetRecord, DictRecord)):
-                self.world.own_key(args[1])
-            if safe_isinstance(owner, (set, frozenset)) or any(fn is known for known in HASHING) or is_fromkeys(fn):
-                for value in args:
-                    self.touch(value, deep=False, asked=fn.__name__)
-                    for key in held_by(value) or (value,):
-                        self.heap.identities.note_hashed(key)
-                args = tuple(builtin_methods.concrete(builtin_methods.concrete_items(value)) for value in args)
-            elif safe_isinstance(owner, dict):
-                args = (*map(builtin_methods.concrete, args[:keys]), *args[keys:])
-            if safe_isinstance(record, DictRecord) and fn.__name__ in TAKING_METHODS:
-                builtin_methods.refuse_iteration(self.world, owner)
-            if type(owner) in CONTAINERS or record is not None:
-                self.touch(owner, deep=fn.__name__ in DEEP_METHODS, asked=fn.__name__)
-                if record is not None and safe_isinstance(owner, (dict, set)):
-                    for value in args[:keys]:
-                        self.world.own_key(value)
-                hashes = safe_isinstance(owner, (dict, set)) and not all(
-                    type(value) in PLAIN_TYPES for value in args[:1]
-                )
-                if fn.__name__ in STORING_METHODS and not hashes:
-                    return self.guarded(fn, args, kwargs)
-            self._fill_owner(fn, args)
-            if safe_isinstance(owner, BUFFERS) and record is None:
-                return self.guarded(fn, args, kwargs)
-            if (
-                not trace_rules.is_pure(fn)
-                and not (safe_isinstance(fn, type) and id(fn.__new__) in BARE)
-                and callable(fn)
-            ):
-                self.refuse_call(fn)
-        elif attribute_of(fn, "__name__", "") in READS_VALUE:
-            owner = attribute_of(fn, "__self__")
-            owner = owner if safe_isinstance(owner, torch.Tensor) else args[0] if args else None
-            known = constant_value(self.tracer, owner) if safe_isinstance(owner, torch.Tensor) else None
-            if known is not None:
-                return getattr(known, fn.__name__)()
-            number = host_value(self.world, owner)
-            if number is not None and fn.__name__ in ("item", "tolist"):
-                return number
-            if fn.__name__ == "tolist":
-                self.heap.refuse("SFX106", "Tensor.tolist needs values that exist only when the graph runs")
-        elif attribute_of(fn, "__name__", "") in trace_rules.VALUE_METHODS:
-            self.heap.refuse("SFX106", f"{trace_rules.describe(fn)} needs values that exist only when the graph runs")
+        if torch_call:
+            answer = self._read_value(fn, args)
+        else:
+            answer, args = self._on_containers(fn, args, kwargs)
+        if answer is not ABSENT:
+            return answer
         kind = fn if safe_isinstance(fn, type) else args[0] if fn is object.__new__ and args else None
         if safe_isinstance(kind, type) and deletes(kind) and not is_library(kind.__module__):
             self.heap.refuse("SFX104", f"makes a {trace_rules.describe(kind)}, whose class has __del__")
         if id(fn) in BARE:
             return self.guarded(fn, args, kwargs)
-        if not any(fn is known for known in READS_TYPE):
-            name = attribute_of(fn, "__name__", "")
-            if fn is operator.contains and type(args[0]) in HASHED:
-                self.heap.identities.note_hashed(args[1])
-                self.touch(args[0], deep=False, asked=name)
-                self.touch(args[1], asked=name)
-            else:
-                if name in COMPARES_IDENTITY:
-                    self.world.keys.guard_distinct([attribute_of(fn, "__self__"), *args])
-                deep = not any(fn is known for known in PASSES_ITEMS) and name != "extend"
-                for value in (*args, *kwargs.values()):
-                    self.touch(value, deep, asked=name)
-        if not torch_call and not safe_isinstance(fn, type) and id(fn) not in builtin_methods.ARITHMETIC:
+        self._touch_arguments(fn, args, kwargs)
+        if torch_call:
+            made = self._run_torch(fn, args, kwargs)
+        else:
+            answer = self._run_in_python(fn, args, kwargs)
+            if answer is not ABSENT:
+                return answer
+            if takes_lengths(fn):
+                args, kwargs = as_tensors(self.guarded, args, kwargs)
+            made = self.run_native(fn, args, kwargs)
+        return self._noted(fn, args, kwargs, made, torch_call)
+
+    def _check_registration(self, fn: Any, args: tuple[Any, ...]) -> None:
+        """Notes the owner of a hook that C code is about to register."""
+        if attribute_of(fn, "__name__", "") not in REGISTERS_HOOK:
+            return
+        if self.world.branching:
+            self.heap.refuse("SFX111", "a branch of torch.cond registers a hook")
+        owner = attribute_of(fn, "__self__", args[0] if args else None)
+        self._watch_from_outside(fn.__name__, owner)
+        self.world.hooked.add(owner if not safe_isinstance(owner, torch.Tensor) else owner.grad_fn)
+
+    def _check_made_class(self, fn: Any, args: tuple[Any, ...]) -> None:
+        """Refuses to make tensors of a subclass."""
+        if safe_isinstance(fn, type) or attribute_of(fn, "__name__", "") in MAKES_SUBCLASS:
+            for made in (fn, *args):
+                if safe_isinstance(made, type) and issubclass(made, torch.Tensor) and made not in PLAIN_TENSORS:
+                    self.heap.refuse("SFX109", f"makes a {made.__qualname__}, a tensor subclass")
+
+    def _read_value(self, fn: Any, args: tuple[Any, ...]) -> Any:
+        """Answers methods of tensors that read values, where those are known; refuses others that need values."""
+        name = attribute_of(fn, "__name__", "")
+        if name not in READS_VALUE:
+            if name in trace_rules.VALUE_METHODS:
+                needs = "needs values that exist only when the graph runs"
+                self.heap.refuse("SFX106", f"{trace_rules.describe(fn)} {needs}")
+            return ABSENT
+        owner = attribute_of(fn, "__self__")
+        owner = owner if safe_isinstance(owner, torch.Tensor) else args[0] if args else None
+        known = constant_value(self.tracer, owner) if safe_isinstance(owner, torch.Tensor) else None
+        if known is not None:
+            return getattr(known, fn.__name__)()
+        number = host_value(self.world, owner)
+        if number is not None and fn.__name__ in ("item", "tolist"):
+            return number
+        if fn.__name__ == "tolist":
+            self.heap.refuse("SFX106", "Tensor.tolist needs values that exist only when the graph runs")
+        return ABSENT
+
+    def _on_containers(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...]]:
+        """Prepares a call that is none of torch's: brings in its object and refuses what changes things outside.
+
+        Returns:
+            The result, or :data:`ABSENT` if the call is still to be run; and the arguments to run it with.
+        """
+        owner = attribute_of(fn, "__self__")
+        if self.world.reads.listening:
+            self.world.reads.containers((owner, *args))
+        if makes_class(fn, args):
+            return make_class(self.world, fn, args, kwargs), args
+        if (fn is setattr or fn is delattr) and args and issubclass(type(args[0]), (type, types.ModuleType)):
+            self.heap.refuse("SFX111", f"changes an attribute of {trace_rules.describe(args[0])} by C code")
+        if fn is functools._lru_cache_wrapper:
+            return caches.make(self.world, args, kwargs), args
+        if type(owner) is functools._lru_cache_wrapper:
+            caches.check_method(self.world, owner, fn.__name__)
+        if type(owner) not in CONTAINERS or fn.__name__ not in STORING_METHODS:
+            self._refuse_unshadowed(fn, args)
+        args = self._hashed(fn, owner, args)
+        if self._stores_only(fn, owner, args):
+            return self.guarded(fn, args, kwargs), args
+        self._fill_owner(fn, args)
+        if safe_isinstance(owner, BUFFERS) and self.heap.record_of(owner) is None:
+            return self.guarded(fn, args, kwargs), args
+        bare = safe_isinstance(fn, type) and id(fn.__new__) in BARE
+        if not trace_rules.is_pure(fn) and not bare and callable(fn):
+            self.refuse_call(fn)
+        return ABSENT, args
+
+    def _hashed(self, fn: Any, owner: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Returns the arguments with the values of symbolic numbers that become keys, and notes what is hashed."""
+        if fn is operator.contains and safe_isinstance(self.heap.record_of(args[0]), (SetRecord, DictRecord)):
+            self.world.own_key(args[1])
+        if safe_isinstance(owner, (set, frozenset)) or any(fn is known for known in HASHING) or is_fromkeys(fn):
+            for value in args:
+                self.touch(value, deep=False, asked=fn.__name__)
+                for key in held_by(value) or (value,):
+                    self.heap.identities.note_hashed(key)
+            return tuple(builtin_methods.concrete(builtin_methods.concrete_items(value)) for value in args)
+        if safe_isinstance(owner, dict):
+            keys = _number_of_keys(fn, args)
+            return (*map(builtin_methods.concrete, args[:keys]), *args[keys:])
+        return args
+
+    def _stores_only(self, fn: Any, owner: Any, args: tuple[Any, ...]) -> bool:
+        """Brings in the container whose method is called; returns True if the method only stores its arguments."""
+        record = self.heap.record_of(owner)
+        if safe_isinstance(record, DictRecord) and fn.__name__ in TAKING_METHODS:
+            builtin_methods.refuse_iteration(self.world, owner)
+        if type(owner) not in CONTAINERS and record is None:
+            return False
+        self.touch(owner, deep=fn.__name__ in DEEP_METHODS, asked=fn.__name__)
+        if not safe_isinstance(owner, (dict, set)):
+            return fn.__name__ in STORING_METHODS
+        if record is not None:
+            for value in args[: _number_of_keys(fn, args)]:
+                self.world.own_key(value)
+        return fn.__name__ in STORING_METHODS and all(type(value) in PLAIN_TYPES for value in args[:1])
+
+    def _touch_arguments(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Reads what C code reads of its arguments: of some only the class."""
+        if any(fn is known for known in READS_TYPE):
+            return
+        name = attribute_of(fn, "__name__", "")
+        if fn is operator.contains and type(args[0]) in HASHED:
+            self.heap.identities.note_hashed(args[1])
+            self.touch(args[0], deep=False, asked=name)
+            self.touch(args[1], asked=name)
+            return
+        if name in COMPARES_IDENTITY:
+            self.world.keys.guard_distinct([attribute_of(fn, "__self__"), *args])
+        deep = not any(fn is known for known in PASSES_ITEMS) and name != "extend"
+        for value in (*args, *kwargs.values()):
+            self.touch(value, deep, asked=name)
+
+    def _run_in_python(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answers functions of symbolic numbers, and runs C code that calls methods written in Python."""
+        if not safe_isinstance(fn, type) and id(fn) not in builtin_methods.ARITHMETIC:
             substitute = builtin_methods.number_function(self.world, fn, args, kwargs)
             if substitute is not ABSENT:
                 return substitute
-            for value in args:
-                if safe_isinstance(value, DeferredValue):
-                    self.heap.refuse(
-                        "SFX106", f"{trace_rules.describe(fn)} of a value that is known only after the step"
-                    )
-        if not torch_call and (fn is repr or fn is str or not keeps_callables(fn) or asks_missing(fn, args)):
+            if any(safe_isinstance(value, DeferredValue) for value in args):
+                what = f"{trace_rules.describe(fn)} of a value that is known only after the step"
+                self.heap.refuse("SFX106", what)
+        if fn is repr or fn is str or not keeps_callables(fn) or asks_missing(fn, args):
             objects = self.world.reentry.objects(fn, (attribute_of(fn, "__self__"), *args, *kwargs.values()))
             if objects:
                 with self.world.reentry.around(objects):
                     return self.guarded(fn, args, kwargs)
-        into = kwargs.get("out") if torch_call else None
+        return ABSENT
+
+    def _run_torch(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs a function of torch.
+
+        Some of its composite operators do not write ``out`` if tensors are not plain.
+        """
+        into = kwargs.get("out")
         before = into._version if safe_isinstance(into, torch.Tensor) else 0
         if takes_lengths(fn):
             args, kwargs = as_tensors(self.guarded, args, kwargs)
-        made = self.guarded(fn, args, kwargs) if torch_call else self.run_native(fn, args, kwargs)
+        made = self.guarded(fn, args, kwargs)
         if safe_isinstance(into, torch.Tensor) and into._version == before:
-            # Some of torch's composite operators do not write ``out`` if tensors are not plain.
             return into.copy_(self.guarded(fn, args, {name: v for name, v in kwargs.items() if name != "out"}))
+        return made
+
+    def _noted(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any, torch_call: bool) -> Any:
+        """Returns the result of C code, after what guards need to know of it is recorded."""
         if safe_isinstance(made, STANDING):
             self._note_made(fn, args, made)
         if type(fn) in _ASKS:

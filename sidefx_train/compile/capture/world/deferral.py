@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sidefx_train.compile.capture.interpreter.frame_objects import Place
 from sidefx_train.compile.capture.shadows.deferred_values import DeferredCall, DeferredResult
 from sidefx_train.compile.capture.world.argument_snapshot import ArgumentSnapshot
 from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
 from sidefx_train.compile.common import trace_rules
-
-if TYPE_CHECKING:
-    pass
 
 
 class Deferral:

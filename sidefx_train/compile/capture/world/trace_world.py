@@ -30,6 +30,7 @@ from sidefx_train.compile.capture.world.branches import Branches
 from sidefx_train.compile.capture.world.call_handling import Calls
 from sidefx_train.compile.capture.world.deferral import Deferral
 from sidefx_train.compile.capture.world.inlining_policy import TraceRulesPolicy
+from sidefx_train.compile.capture.world.interception import Interception
 from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
 from sidefx_train.compile.capture.world.keys import Keys
 from sidefx_train.compile.capture.world.native_calls import (
@@ -107,6 +108,7 @@ class TraceWorld(CaptureWorldAPI):
         self.attributes = Attributes(self)
         self.branches = Branches(self)
         self.calls = Calls(self)
+        self.interception = Interception(self)
         self.deferral = Deferral(self)
         self.keys = Keys(self)
         self.operators = Operators(self)
@@ -279,7 +281,7 @@ class TraceWorld(CaptureWorldAPI):
         self.calls.touch(value, deep, asked)
 
     def intercept_call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self.calls.intercept_call(fn, args, kwargs)
+        return self.interception.intercept(fn, args, kwargs)
 
     def native_call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self.calls.native_call(fn, args, kwargs)

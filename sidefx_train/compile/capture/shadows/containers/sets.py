@@ -28,7 +28,7 @@ _ORDERS = 200
 _MOST_CHANGES = 64
 """Limit of changes to one set that are replayed one by one."""
 
-HIDDEN_FROM_AUTOGRAD = frozenset(
+IGNORES_ORDER = frozenset(
     {
         "add", "remove", "discard", "clear", "issubset", "issuperset", "isdisjoint", "difference_update", "len", "bool",
         "hash", "contains", "lt", "le", "eq", "ne", "gt", "ge", "isub", "is_", "is_not", "__contains__", "__len__",
@@ -37,7 +37,7 @@ HIDDEN_FROM_AUTOGRAD = frozenset(
 )  # fmt: skip
 """Functions and methods whose result does not depend on a set's order."""
 
-HANDED_ON = HIDDEN_FROM_AUTOGRAD | frozenset(
+HANDED_ON = IGNORES_ORDER | frozenset(
     {
         "update", "union", "intersection", "difference", "symmetric_difference", "intersection_update",
         "symmetric_difference_update", "copy", "set", "frozenset", "or_", "and_", "xor", "sub", "ior", "iand", "ixor",

@@ -1,0 +1,226 @@
+"""Calls that the capture answers itself, before they are interpreted or run natively."""
+
+from __future__ import annotations
+
+import _thread
+import contextvars
+import functools
+import sys
+import types
+import warnings
+import weakref
+from typing import Any
+
+import torch
+
+from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.interpreter.object_model import formatting
+from sidefx_train.compile.capture.world.argument_snapshot import deferred_string
+from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
+from sidefx_train.compile.capture.world.native_call_facts import (
+    DISABLERS,
+    HASHABLE,
+    NO_OWNER,
+    TORCH_DIR,
+    joins,
+)
+from sidefx_train.compile.capture.world.native_calls import (
+    builtin_methods,
+    contextvars_and_locks,
+    deferred_warnings,
+    weakref_calls,
+)
+from sidefx_train.compile.capture.world.native_calls import (
+    lru_cache as caches,
+)
+from sidefx_train.compile.capture.world.native_calls.deferred_strings import deferred_in
+from sidefx_train.compile.common import interceptor_registry as registry
+from sidefx_train.compile.common import trace_rules
+from sidefx_train.compile.common.host_draws import is_generator
+from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.type_checks import attribute_of, class_method_of, safe_isinstance
+
+_WRAPPERS = (types.MethodWrapperType, types.WrapperDescriptorType)
+
+
+class Interception:
+    """Answers calls by registered interceptors, and those of single functions and classes that a capture knows.
+
+    Each rule returns :data:`ABSENT` for a call that is none of its own.
+    """
+
+    def __init__(self, world: CaptureWorldAPI) -> None:
+        self.world = world
+        self.heap, self.interp = world.heap, world.interp
+        self._rules = (
+            self._registered,
+            self._drawn,
+            self._python_function,
+            self._weak_reference,
+            self._number_or_text,
+            self._printed_or_deferred,
+            self._fact_of_process,
+            self._context_or_lock,
+            self._cached_or_contained,
+        )
+
+    def intercept(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Returns the result of a call; :data:`ABSENT` if it is to be interpreted or run natively."""
+        if type(fn) in compat.OPERATORS:  # their Python code only finds the kernel
+            handler = registry.INTERCEPTORS.get(type(fn))
+            answer = ABSENT if handler is None else handler(self.world, (fn, *args), kwargs)
+            return self.world.native_call(fn, args, kwargs) if answer is ABSENT else answer
+        for rule in self._rules:
+            answer = rule(fn, args, kwargs)
+            if answer is not ABSENT:
+                return answer
+        return ABSENT
+
+    def _registered(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Asks the interceptors of a class, a C function, a class method in C or a method of a tensor."""
+        cls = type(fn)
+        if safe_isinstance(fn, type) or (cls in HASHABLE and safe_isinstance(attribute_of(fn, "__self__"), NO_OWNER)):
+            handler = registry.INTERCEPTORS.get(fn)
+            answer = ABSENT if handler is None else handler(self.world, args, kwargs)
+            if answer is not ABSENT:
+                return answer
+        if cls is not types.BuiltinMethodType:
+            return ABSENT
+        if safe_isinstance(fn.__self__, type):
+            handler = registry.INTERCEPTORS.get(class_method_of(fn))
+        elif type(fn.__self__) is compat.FakeTensor:
+            handler = registry.INTERCEPTORS.get(getattr(torch.Tensor, fn.__name__, None))
+        else:
+            return ABSENT
+        return ABSENT if handler is None else handler(self.world, (fn.__self__, *args), kwargs)
+
+    def _drawn(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Draws a number by a method in C of a random generator of Python's or NumPy's."""
+        bound = type(fn) is types.BuiltinMethodType
+        if not is_generator(fn.__self__ if bound else args[0] if args else None):
+            return ABSENT
+        if bound:
+            fn, args = getattr(type(fn.__self__), fn.__name__, None), (fn.__self__, *args)
+        handler = registry.INTERCEPTORS.get(fn) if type(fn).__hash__ is not None else None
+        return ABSENT if handler is None else handler(self.world, args, kwargs)
+
+    def _python_function(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answers methods that interceptors know by name, and functions made for torch's own compiler."""
+        if type(fn) is not types.FunctionType:
+            return ABSENT
+        handlers = self.world.method_interceptors.get(fn.__name__)
+        for base, handler in handlers or () if args else ():
+            if issubclass(type(args[0]), base):
+                answer = handler(self.world, args, kwargs)
+                if answer is not ABSENT:
+                    return answer
+        if fn.__name__ == "graph_break" and fn.__module__.startswith("torch._dynamo"):
+            return None
+        if fn.__dict__ and compat.assumes_constant(fn):
+            answer = caches.constant_result(fn, args, kwargs)
+            if answer is not ABSENT:
+                return answer
+        file = fn.__code__.co_filename
+        if file.endswith(DISABLERS) and file.startswith(TORCH_DIR):
+            inner = getattr(fn, "_torchdynamo_orig_callable", None) or attribute_of(fn, "__wrapped__")
+            if inner is not None:
+                return self.interp.call(inner, args, kwargs)
+        return ABSENT
+
+    def _weak_reference(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Makes and calls weak references, and calls what a proxy refers to."""
+        if type(fn) in weakref.ProxyTypes:
+            return self.interp.call(weakref_calls.through(self.world, fn), args, kwargs)
+        if safe_isinstance(fn, weakref.ReferenceType):
+            return ABSENT if args or kwargs else weakref_calls.called(self.world, fn)
+        if fn is weakref.ref:
+            return weakref_calls.make(self.world, args)
+        if fn is weakref.ref.__new__:
+            self.heap.refuse("SFX104", f"makes a {trace_rules.describe(args[0])}")
+        return ABSENT
+
+    def _number_or_text(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Converts numbers, and makes strings of values that are known only after the graph."""
+        if fn is int or fn is float or fn is bool:
+            return builtin_methods.convert_number(self.world, fn, args)
+        if joins(fn) and len(args) == 1 and hasattr(type(args[0]), "__next__"):
+            return self.interp.call(fn, (self.interp.iterate(args[0]),), kwargs)
+        if safe_isinstance(attribute_of(fn, "__self__"), str) and (found := deferred_in([*args, *kwargs.values()])):
+            self.world.operators.check_hidden(fn.__name__, found)
+            return deferred_string(self.world, fn, args, kwargs)
+        if type(fn) in _WRAPPERS and fn.__name__ in ("__repr__", "__str__"):
+            owner = fn.__self__ if type(fn) is types.MethodWrapperType else args[0] if args else None
+            if fn.__objclass__ is not object and not safe_isinstance(owner, (str, torch.Tensor, *compat.SYMBOLS)):
+                return self.world.wrapped_text(fn.__name__, owner)
+        return ABSENT
+
+    def _printed_or_deferred(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Keeps what only shows or records something for after the graph."""
+        if fn is print and self._writes_inside(kwargs.get("file")):
+            self._print_now(args, **kwargs)
+            return None
+        if fn is warnings.warn:
+            return deferred_warnings.warn(self.world, args, kwargs)
+        if trace_rules.is_deferred(fn, args):
+            self.world.defer(fn, args, kwargs)
+            return None
+        return ABSENT
+
+    def _fact_of_process(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answers for addresses, the recursion limit and the thread."""
+        frame = self.interp.current_frame
+        if fn is id and len(args) == 1 and not kwargs:
+            return self.world.keys.address(args[0], frame)
+        if fn is sys.getrecursionlimit and not args and not kwargs:  # a capture sets its own limit
+            source = self.heap.sources.call(self.heap.sources.const(fn, "sys.getrecursionlimit"))
+            self.heap.guard("equal", source, self.interp.max_depth)
+            return self.interp.max_depth
+        if fn is _thread.get_ident and frame is not None and self.heap.trusts(frame.globals):
+            return fn()  # a library distinguishes threads: a step runs in one
+        return ABSENT
+
+    def _context_or_lock(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Reads and sets context variables, and takes locks."""
+        owner = attribute_of(fn, "__self__")
+        if type(fn) is types.MethodDescriptorType and args:
+            kind = type(args[0])
+            if issubclass(kind, (contextvars.ContextVar, *contextvars_and_locks.LOCKS)):
+                owner, args = args[0], args[1:]
+        if safe_isinstance(owner, contextvars.ContextVar):
+            return self.world.context.call(fn.__name__, owner, args)
+        if safe_isinstance(owner, contextvars_and_locks.LOCKS):
+            return self.world.locks.call(fn.__name__, owner, args, kwargs)
+        return ABSENT
+
+    def _cached_or_contained(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls cached functions, and C functions that read or change containers."""
+        if type(fn) is functools._lru_cache_wrapper:
+            return caches.call(self.world, fn, args, kwargs)
+        if type(fn) in (types.BuiltinFunctionType, types.BuiltinMethodType):
+            return builtin_methods.container_method(self.world, fn, args, kwargs)
+        return ABSENT
+
+    def _writes_inside(self, file: Any) -> bool:
+        """Returns True if ``print`` writes to an object that the step may read: a Python object, or created in the
+        step."""
+        if file is None:
+            space = self.heap.namespaces.get(id(vars(sys)))
+            if space is None or "stdout" not in space.values:
+                return False
+            file = space.values["stdout"]
+            return file is not None and file is not space.snapshot.get("stdout")
+        record = self.heap.record_of(file)
+        return record is None or record.shadow is not record.real
+
+    def _print_now(
+        self, args: tuple[Any, ...], sep: Any = None, end: Any = None, file: Any = None, flush: Any = False
+    ) -> None:
+        file = self.interp.getattr(sys, "stdout") if file is None else file
+        write = self.interp.getattr(file, "write")
+        for index, value in enumerate(args):
+            if index:
+                self.interp.call(write, (" " if sep is None else sep,), {})
+            self.interp.call(write, (formatting.to_str(self.interp, value),), {})
+        self.interp.call(write, ("\n" if end is None else end,), {})
+        if flush:
+            self.interp.call(self.interp.getattr(file, "flush"), (), {})

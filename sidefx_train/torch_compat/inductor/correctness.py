@@ -13,6 +13,7 @@ seen.
 | ``result_strides`` | a result that lies in a concatenation has the strides of the concatenation | 2.13 |
 | ``rounding_casts`` | a cast to a narrow type and back does not round | 2.13 |
 | ``results_own_storage`` | ``x * ones``, and from 2.14 ``x * 1``, is ``x`` itself, or another result | 2.13 to 2.15 |
+| ``rows_of_their_own`` | a buffer of one row is shared by the rows of a tile | 2.11 to 2.13 |
 | ``masked_reads`` | on a GPU, padding has values of its neighbors | 2.13 |
 | (always on) | the interpreter's recursion limit is raised for good | 2.13 |
 
@@ -413,6 +414,29 @@ def masked_reads_filled() -> Iterator[None]:
         TritonKernelOverrides.masked = before  # type: ignore[method-assign]
 
 
+@contextmanager
+def local_buffers_hold_one_row() -> Iterator[None]:
+    """Keeps values in buffers local to a loop only where one iteration of that loop computes one row.
+
+    Upstream: kernels of equal outer loops become one loop, and what one computes for another in a row is kept in a
+    local buffer of one row. Where the outer loop is tiled, an iteration computes as many rows as a vector has elements,
+    and all overwrite the same buffer: the last row is read for each. Seen in torch 2.11 to 2.13.
+    """
+    from torch._inductor.codegen.cpp import OuterLoopFusedSchedulerNode
+    from torch._inductor.virtualized import V
+
+    def keeping_rows(before: Callable[..., Any]) -> Callable[..., Any]:
+        def check(node: Any, kernels: Sequence[Any], depth: int) -> bool:
+            local = getattr(V.local_buffer_context, "local_buffers", None)
+            tiled = any(loop.steps != 1 for kernel in kernels for loop in kernel.loop_nest.loops[:depth])
+            return not (local and tiled) and bool(before(node, kernels, depth))
+
+        return check
+
+    with replaced(OuterLoopFusedSchedulerNode, "check_outer_fusion_loop_level_attr", keeping_rows):
+        yield
+
+
 _MENDED: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "kernel_order": kernels_in_order,
     "mutations_by_index": mutations_fused_by_index,
@@ -421,6 +445,7 @@ _MENDED: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "result_strides": results_laid_out_as_traced,
     "rounding_casts": casts_round,
     "results_own_storage": results_own_storage,
+    "rows_of_their_own": local_buffers_hold_one_row,
     "masked_reads": masked_reads_filled,
 }
 

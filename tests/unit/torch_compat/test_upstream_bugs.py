@@ -128,6 +128,12 @@ def power_of_an_integer(exponents):
     return 2**exponents
 
 
+def rows_share_a_buffer(x):
+    h = x.transpose(1, 2).detach().requires_grad_()
+    y = F.gelu(F.group_norm(h * h.amax((0, 2), keepdim=True), 1))
+    return torch.autograd.grad(F.smooth_l1_loss(y, torch.zeros_like(y)), h)
+
+
 def window_past_the_padding(x):
     return torch.autograd.grad(F.avg_pool2d(x, 3, 2, 1, ceil_mode=True).sum(), x)
 
@@ -162,6 +168,7 @@ BUGS = (
     Bug("rounding_casts", cast_that_does_not_round, ((64,),)),
     Bug("results_own_storage", product_with_ones, ((4, 6),)),
     Bug("results_own_storage", product_with_one, ((4, 6),), since=(2, 14)),
+    Bug("rows_of_their_own", rows_share_a_buffer, ((1, 12, 3),), since=(2, 11), until=(2, 14)),
     Bug("masked_reads", padding_of_a_sum, ((4, 8),), until=(2, 14), on_gpu=True),
     Bug("inductor_workarounds", multiple_of_a_product, ((8, 5), (8, 6), (6, 5)), until=(2, 15)),
     Bug("inductor_workarounds", dtype_of_a_running_sum, ((4,),), until=(2, 14)),

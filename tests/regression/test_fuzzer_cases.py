@@ -253,7 +253,7 @@ def test_stand_ins_die_silently():
     compiled = sidefx_train.compile(step, backend="eager")
     for _ in range(3):
         assert compiled(torch.ones(2)).tolist() == [1, 1]
-    assert Dying.died == 0, "a stand-in was finalized"
+    assert Dying.died == 0, "a shadow was finalized"
     del box.dying
 
 
@@ -497,9 +497,9 @@ def test_draws_go_along_the_memory(backend):
 
     def step(x):
         image = x.view(2, 3, 4, 2).to(memory_format=torch.channels_last)
-        turned = x.view(6, 8).t().contiguous().t()
-        drawn = [F.dropout(turned), F.dropout(image), torch.zeros(6, 4, 2).permute(2, 1, 0).random_(9)]
-        return [*drawn, torch.empty_like(turned).uniform_()]
+        transposed = x.view(6, 8).t().contiguous().t()
+        drawn = [F.dropout(transposed), F.dropout(image), torch.zeros(6, 4, 2).permute(2, 1, 0).random_(9)]
+        return [*drawn, torch.empty_like(transposed).uniform_()]
 
     compiled = sidefx_train.compile(step, backend=backend, rng="eager")
     for seed in range(2):

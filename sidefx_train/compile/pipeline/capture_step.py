@@ -287,10 +287,10 @@ class _CaptureRun:
             return plan(world, self.name, all_guards(world), effects, returned, len(self.args), names, suspended)
 
         residual, joint = planned(), None
-        talks = communicates(self.tracer.graph)
-        if world.assumptions and (residual.metadata.tangents or talks):
+        has_collectives = communicates(self.tracer.graph)
+        if world.assumptions and (residual.metadata.tangents or has_collectives):
             return replace(self.spec, assumes_nothing=True)  # a split graph, or one that cannot run again
-        if residual.metadata.tangents and talks:
+        if residual.metadata.tangents and has_collectives:
             world.heap.refuse("SFX103", "calls collectives in a step whose backward runs outside of it")
         if residual.metadata.tangents:
             _count_writes(world)  # those of the forward: the backward counts its own when it runs

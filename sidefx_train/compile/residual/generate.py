@@ -103,110 +103,132 @@ def plan(
         keywords: names of keyword arguments, in call order.
         suspended: ``returned`` is the state of suspended frames, which ``proceed`` continues.
     """
-    given = (world, name, guards, effects, returned, positional, keywords, suspended)
     known_outputs = KnownOutputs()
     while True:  # which outputs leave together is known only after everything has been written
-        residual, rebuilder = _write(*given, known_outputs)
-        known = rebuilder.found_outputs()
+        given = _Generation(world, name, effects, known_outputs)
+        residual = given.residual(guards, returned, positional, keywords, suspended)
+        known = given.rebuilder.found_outputs()
         if known.known() == known_outputs.known():
             return residual
         known_outputs = known
 
 
-def _write(
-    world: TraceWorld,
-    name: str,
-    guards: list[Guard],
-    effects: SideEffects,
-    returned: Any,
-    positional: int,
-    keywords: tuple[str, ...],
-    suspended: bool,
-    known_outputs: KnownOutputs,
-) -> tuple[Residual, Rebuilder]:
-    """Generates the residual for known outputs."""
-    writer = Writer()
-    tests = [f"if len(args) != {positional}: return MISS"]
-    if keywords:
-        tests.append(f"if tuple(kwargs) != {literal(keywords) or writer.constant(keywords, 'keywords')}: return MISS")
-    else:
-        tests.append("if kwargs: return MISS")
-    tests.append("if not check_state(): return MISS")
-    held, others = split(guards)
-    if held:
-        tests.append(f"if not check_objects(): return MISS  # {len(held)} guards on objects of this entry")
-    tests += write_guards(writer, others)
-    inputs = _inputs(world, writer)
-    rebuilder = Rebuilder(world, writer, known_outputs)
-    rebuilder.give_memory(effects.changes)
-    rebuilder.lines += [switch_line(writer, each) for each in effects.changes if each.switches]
-    records = [each for each in world.heap.by_real.values() if safe_isinstance(each, TensorRecord)]
-    for record in records:
-        if gets_new_history(world, record):
-            rebuilder.update(record)
-    following = [record for record in records if history_regenerated(world, record)]
-    made: list[tuple[tuple[int, int], Callable[[Any], object], Any]]
-    made = [(rebuilder.begins(record), rebuilder.follow, record) for record in following]
-    made += [(begun, rebuilder.prepared, view) for begun, view in known_outputs.replayed]
-    for _, make, each in sorted(made, key=lambda item: item[0]):  # the engine runs them in reverse
-        make(each)
-    for call in effects.calls:
-        if call.result is not None:
-            rebuilder.deferred(call)
-    written: dict[int, list[str]] = {}
+class _Generation:
+    """The source of a residual for known outputs.
 
-    def write(effect: Effect) -> None:
-        if id(effect) not in written:
-            written[id(effect)] = []  # while it is being written
-            written[id(effect)] = effect_lines(writer, rebuilder, effect)
+    Attributes:
+        world: the world of the capture.
+        name: the step's name, for the header.
+        effects: changes after the graph.
+        known_outputs: what an earlier generation found about the outputs.
+        writer: expressions of what guards and inputs read.
+        rebuilder: lines that rebuild results, after the graph.
+    """
 
-    def apply(record: Record) -> None:
+    def __init__(self, world: TraceWorld, name: str, effects: SideEffects, known_outputs: KnownOutputs) -> None:
+        self.world, self.name, self.effects, self.known_outputs = world, name, effects, known_outputs
+        self.writer = Writer()
+        self.rebuilder = Rebuilder(world, self.writer, known_outputs)
+        self.rebuilder.apply = self._apply
+        self._written: dict[int, list[str]] = {}
+
+    def residual(
+        self, guards: list[Guard], returned: Any, positional: int, keywords: tuple[str, ...], suspended: bool
+    ) -> Residual:
+        """Generates the residual; arguments as of :func:`plan`."""
+        world, rebuilder = self.world, self.rebuilder
+        tests = self._tests(guards, positional, keywords)
+        inputs = _inputs(world, self.writer)
+        self._replay_history()
+        epilogue = self._epilogue(returned, suspended)
+        tests += self.writer.fetched
+        source = _render(self.name, tests, inputs, gradients_at_once(self.writer, epilogue))
+        guard_source = _render(self.name, tests, inputs, None)
+        if any(map(_belongs_to_trace, self.writer.names.values())):
+            world.heap.refuse("SFX104", "cannot rebuild an object that holds a tensor, or a callback, of the step")
+        rebuilder.settle()
+        outputs, views = tuple(rebuilder.outputs), tuple(rebuilder.live)
+        metadata, values = rebuilder.metadata(), rebuilder.differentiable
+        counters = rebuilder.views.counted()
+        return Residual(
+            source,
+            guard_source,
+            self.writer.names,
+            outputs,
+            metadata,
+            values,
+            rebuilder.updates,
+            rebuilder.customs,
+            counters,
+            views,
+            rebuilder.seen,
+            rebuilder.shown,
+            rebuilder.made(),
+            positional,
+            keywords,
+            _gradients(self.effects.changes, self._written, epilogue),
+        )
+
+    def _tests(self, guards: list[Guard], positional: int, keywords: tuple[str, ...]) -> list[str]:
+        """Returns the lines that return ``MISS`` where a guard fails."""
+        tests = [f"if len(args) != {positional}: return MISS"]
+        if keywords:
+            names = literal(keywords) or self.writer.constant(keywords, "keywords")
+            tests.append(f"if tuple(kwargs) != {names}: return MISS")
+        else:
+            tests.append("if kwargs: return MISS")
+        tests.append("if not check_state(): return MISS")
+        held, others = split(guards)
+        if held:
+            tests.append(f"if not check_objects(): return MISS  # {len(held)} guards on objects of this entry")
+        return tests + write_guards(self.writer, others)
+
+    def _replay_history(self) -> None:
+        """Writes what gives inputs their autograd history, and memory of its own to what needs it."""
+        world, rebuilder, changes = self.world, self.rebuilder, self.effects.changes
+        rebuilder.replace_storages(changes)
+        rebuilder.lines += [switch_line(self.writer, each) for each in changes if each.switches]
+        records = [each for each in world.heap.by_real.values() if safe_isinstance(each, TensorRecord)]
+        for record in records:
+            if gets_new_history(world, record):
+                rebuilder.update(record)
+        following = [record for record in records if history_regenerated(world, record)]
+        made: list[tuple[tuple[int, int], Callable[[Any], object], Any]]
+        made = [(rebuilder.begins(record), rebuilder.follow, record) for record in following]
+        made += [(begun, rebuilder.prepared, view) for begun, view in self.known_outputs.replayed]
+        for _, make, each in sorted(made, key=lambda item: item[0]):  # the engine runs them in reverse
+            make(each)
+
+    def _epilogue(self, returned: Any, suspended: bool) -> list[str]:
+        """Returns the lines after the graph: results, effects, deferred calls."""
+        rebuilder, effects = self.rebuilder, self.effects
+        for call in effects.calls:
+            if call.result is not None:
+                rebuilder.deferred(call)
         for effect in effects.changes:
-            if effect.target in (record.source, record.base):
-                write(effect)
-                rebuilder.lines += written[id(effect)]
-                written[id(effect)] = []
+            self._write(effect)
+        result = rebuilder.expression(returned)
+        changes = [line for effect in effects.changes for line in self._written[id(effect)]]
+        # Calls with unused results (print, log) come last: then everything they read has the step's values.
+        built = len(rebuilder.lines)
+        for call in effects.calls:
+            if call.result is None:
+                rebuilder.deferred(call)
+        epilogue = [*rebuilder.entry_aliases(), *rebuilder.lines[:built], *changes, *rebuilder.lines[built:]]
+        return [*epilogue, f"return proceed({result})" if suspended else f"return {result}"]
 
-    rebuilder.apply = apply
-    for effect in effects.changes:
-        write(effect)
-    result = rebuilder.expression(returned)
-    changes = [line for effect in effects.changes for line in written[id(effect)]]
-    # Calls with unused results (print, log) come last: then everything they read has the step's values.
-    built = len(rebuilder.lines)
-    for call in effects.calls:
-        if call.result is None:
-            rebuilder.deferred(call)
-    tests += writer.fetched
-    epilogue = [*rebuilder.entry_aliases(), *rebuilder.lines[:built], *changes, *rebuilder.lines[built:]]
-    epilogue.append(f"return proceed({result})" if suspended else f"return {result}")
-    source = _render(name, tests, inputs, gradients_at_once(writer, epilogue))
-    guard_source = _render(name, tests, inputs, None)
-    if any(map(_belongs_to_trace, writer.names.values())):
-        world.heap.refuse("SFX104", "cannot rebuild an object that holds a tensor, or a callback, of the step")
-    rebuilder.settle()
-    outputs, views = tuple(rebuilder.outputs), tuple(rebuilder.live)
-    metadata, values = rebuilder.metadata(), rebuilder.differentiable
-    counters = rebuilder.views.counted()
-    residual = Residual(
-        source,
-        guard_source,
-        writer.names,
-        outputs,
-        metadata,
-        values,
-        rebuilder.updates,
-        rebuilder.customs,
-        counters,
-        views,
-        rebuilder.seen,
-        rebuilder.shown,
-        rebuilder.made(),
-        positional,
-        keywords,
-        _gradients(effects.changes, written, epilogue),
-    )
-    return residual, rebuilder
+    def _write(self, effect: Effect) -> None:
+        if id(effect) not in self._written:
+            self._written[id(effect)] = []  # while it is being written
+            self._written[id(effect)] = effect_lines(self.writer, self.rebuilder, effect)
+
+    def _apply(self, record: Record) -> None:
+        """Writes the effects on an object at once: what is rebuilt next reads it."""
+        for effect in self.effects.changes:
+            if effect.target in (record.source, record.base):
+                self._write(effect)
+                self.rebuilder.lines += self._written[id(effect)]
+                self._written[id(effect)] = []
 
 
 def _gradients(

@@ -226,7 +226,7 @@ class TensorRebuilder(ABC):
             return False
         return safe_isinstance(value.grad_fn, torch.autograd.function.BackwardCFunction)
 
-    def give_memory(self, changes: list[Effect]) -> None:
+    def replace_storages(self, changes: list[Effect]) -> None:
         """Replaces the storages of outside tensors, all at once, before anything else is computed from them."""
         lines: list[str] = []
         for change in changes:

@@ -179,9 +179,9 @@ def test_outputs_without_anything_in_common_are_differentiated_separately():
         assert y.grad is None, "the second output has not been differentiated yet"
         second.backward()
         for given, fn in ((x, torch.sin), (y, torch.cos)):
-            twin = given.detach().clone().requires_grad_()
-            (twin * fn(twin)).sum().backward()
-            assert torch.equal(given.grad, twin.grad)
+            copied = given.detach().clone().requires_grad_()
+            (copied * fn(copied)).sum().backward()
+            assert torch.equal(given.grad, copied.grad)
 
 
 def test_saved_tensor_changed_outside_raises_in_the_backward():

@@ -63,7 +63,7 @@ def training(unwanted, bad=NAN, fused=True):
     return make
 
 
-def granted(make, backend="eager", fallbacks=len(BAD), steps=9, captures=1):
+def check_assumed(make, backend="eager", fallbacks=len(BAD), steps=9, captures=1):
     options = {"rng": "eager"} if backend == "inductor" else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", sidefx_train.errors.SideFXWarning)
@@ -77,7 +77,7 @@ def granted(make, backend="eager", fallbacks=len(BAD), steps=9, captures=1):
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_one_graph(form, backend):
-    granted(training(form), backend)
+    check_assumed(training(form), backend)
 
 
 OFTEN = ((skipping, True), (skipping, False), (raising_in_parts, True), (asserting_a_number, False))
@@ -96,16 +96,16 @@ OFTEN = ((skipping, True), (skipping, False), (raising_in_parts, True), (asserti
     ],
 )
 def test_inductor(form, fused):
-    granted(training(form, fused=fused), "inductor")
+    check_assumed(training(form, fused=fused), "inductor")
 
 
 @pytest.mark.parametrize("form", [by_math, times_zero, raising_twice], ids=lambda form: form.__name__)
 def test_infinity(form):
-    granted(training(form, bad=INFINITE))
+    check_assumed(training(form, bad=INFINITE))
 
 
 def test_the_report_says_so():
-    report = granted(training(raising))
+    report = check_assumed(training(raising))
     (note,) = [note for note in report.captures[0].caveats if "assumes conditions" in note]
     line = raising.__code__.co_firstlineno + 1
     assert f"{raising.__code__.co_filename}:{line} in raising" in note
@@ -128,7 +128,7 @@ def test_gradients_are_asked():
 
         return Program(step, batch, (model, optimizer, skipped))
 
-    granted(make)
+    check_assumed(make)
 
 
 def test_distributions():
@@ -149,7 +149,7 @@ def test_distributions():
 
         return Program(step, batch, (policy, optimizer))
 
-    granted(make)
+    check_assumed(make)
 
 
 def test_caught():
@@ -161,7 +161,7 @@ def test_caught():
         except FloatingPointError:
             return True
 
-    granted(training(check))
+    check_assumed(training(check))
 
 
 def test_of_the_first_call():
@@ -169,7 +169,7 @@ def test_of_the_first_call():
         program = training(skipping)()
         return Program(program.step, lambda i: batch(i + BAD[0]), program.watch)
 
-    granted(make, steps=7, captures=2)  # the optimizer state that the first call created is rolled back
+    check_assumed(make, steps=7, captures=2)  # the optimizer state that the first call created is rolled back
 
 
 def test_not_for_ever():
@@ -194,7 +194,7 @@ def test_rare_ones_are_not_doubted():
         program = training(skipping)()
         return Program(program.step, lambda i: batch(BAD[0] if i % 60 == 59 else 0), program.watch)
 
-    granted(make, steps=250, fallbacks=4)
+    check_assumed(make, steps=250, fallbacks=4)
 
 
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
@@ -261,7 +261,7 @@ def test_what_was_asked_is_written_later():
         return Program(step, batch)
 
     for backend in ("eager", "aot_eager"):
-        granted(make, backend)
+        check_assumed(make, backend)
 
 
 NUMBERS = [1.0, 2.0, math.nan, 3.0, math.inf, -math.inf, 4.0, math.nan, 1e-17, 1e17, 0.1, -0.0]

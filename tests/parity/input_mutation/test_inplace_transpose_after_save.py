@@ -37,8 +37,8 @@ PROGRAMS = {
 @pytest.mark.parametrize("turn", ["t_()", "unsqueeze_(0)", "as_strided_((2,), (1,))"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_metadata_mutated_after_save(name, turn, then):
-    arguments, step, turned = PROGRAMS[name]
-    line = f"with torch.no_grad(): {turned}.{turn}{then.format(turned)}"
+    arguments, step, changed = PROGRAMS[name]
+    line = f"with torch.no_grad(): {changed}.{turn}{then.format(changed)}"
     names = ", ".join(f"{part[0]!r}: {part[0]}" for part in arguments.split("; "))
     after = f"attempt({line!r}, 'exec', outs, {{{names}}})"
     assert check(source_of((arguments, step, after))).replays == 3

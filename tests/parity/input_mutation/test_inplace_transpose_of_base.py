@@ -135,7 +135,7 @@ def read_without_gradients(x):
     return (x[1] * row).sum()
 
 
-TURNED = [
+TRANSPOSED = [
     transposed_and_written,
     transposed_and_read,
     transposed_and_written_itself,
@@ -190,14 +190,14 @@ def alike(want, have):
     return want == have if isinstance(want, str) or isinstance(have, str) else torch.equal(want, have)
 
 
-@pytest.mark.parametrize("step", TURNED + PLAIN, ids=lambda step: step.__name__)
+@pytest.mark.parametrize("step", TRANSPOSED + PLAIN, ids=lambda step: step.__name__)
 def test_the_gradient_behind_the_step(step):
     compiled = sidefx_train.compile(step, backend="aot_eager")
     for _ in range(2):
         assert alike(behind(step), behind(compiled))
 
 
-@pytest.mark.parametrize("step", TURNED + PLAIN, ids=lambda step: step.__name__)
+@pytest.mark.parametrize("step", TRANSPOSED + PLAIN, ids=lambda step: step.__name__)
 def test_the_gradient_within_the_step(step):
     whole = within(step)
     compiled = sidefx_train.compile(whole, backend="aot_eager")
@@ -238,11 +238,11 @@ def test_metadata_of_a_result_of_unsafe_split_mutated_to_fewer_elements():
     """Eager's gradient raises, because the base of the written view is too small for it."""
 
     def step(x):
-        twin = x.conj()
-        view = twin.transpose(0, -1)
+        conjugate = x.conj()
+        view = conjugate.transpose(0, -1)
         x.as_strided_((2,), (1,))
         view.neg_()
-        return twin
+        return conjugate
 
     compiled = sidefx_train.compile(step, backend="aot_eager")
     said = []

@@ -376,11 +376,11 @@ def test_arguments_that_come_to_share_memory():
         return (y * 2).sum() + x.sum()
 
     compiled = sidefx_train.compile(step, backend="eager", fullgraph=True)
-    shared, twin = torch.ones(6), torch.ones(6)
+    shared, copied = torch.ones(6), torch.ones(6)
     for make in (lambda t: (t[:3].clone(), t[3:].clone()), lambda t: (t, t), lambda t: (t[:3], t[:3])):
         for _ in range(2):
-            assert torch.equal(step(*make(shared)), compiled(*make(twin))), "results differ"
-            assert torch.equal(shared, twin), "the shared memory differs"
+            assert torch.equal(step(*make(shared)), compiled(*make(copied))), "results differ"
+            assert torch.equal(shared, copied), "the shared memory differs"
 
 
 def test_what_python_says_of_itself():

@@ -74,9 +74,9 @@ def test_a_conjugate_that_is_written_by_out():
         return [*called(x, y, y, x.unsafe_split(2)[0]), x]
 
     def step(x, y, z, part):
-        turned, row = y.conj(), part.unbind(0)[0]
-        torch.sin(turned.unsafe_split(2)[0], out=turned)
-        return turned.clone().detach(), row.max(), row
+        conjugate, row = y.conj(), part.unbind(0)[0]
+        torch.sin(conjugate.unsafe_split(2)[0], out=conjugate)
+        return conjugate.clone().detach(), row.max(), row
 
     captured = sidefx_train.compile(step, backend="aot_eager")
     for _ in range(3):

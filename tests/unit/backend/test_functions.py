@@ -150,9 +150,9 @@ def test_outputs_that_alias_inputs(backend: str) -> None:
 
     executable = agree(fn, [torch.randn(3, 4), torch.randn(2, 2)], backend)
     x, y = torch.randn(3, 4), torch.randn(2, 2)
-    whole, rows, turned, line, same, twice = executable.run([x, y])
+    whole, rows, transposed, line, same, twice = executable.run([x, y])
     assert whole is x and same is y and twice is y
-    for view in (rows, turned):
+    for view in (rows, transposed):
         assert view.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
     line[0] = 5
     assert y[0, 0] == 5

@@ -191,7 +191,7 @@ def test_steps_within_vectors_are_what_inductor_finds() -> None:
     assert [compat.linear_step(within_vector(index, x, 16), x) for index in others] == [None] * len(others)
 
 
-class Turned(nn.Module):
+class Transposes(nn.Module):
     """Heads of 32, transposed: indices with quotients and remainders."""
 
     def __init__(self) -> None:
@@ -219,7 +219,7 @@ def test_what_is_read_off_leaves_the_code_as_it_was(empty_cache: Path, monkeypat
         monkeypatch.setenv("SIDEFX_CACHE_DIR", str(empty_cache / str(len(names))))
         torch.manual_seed(0)
         with without(*names):
-            _trained(Turned())
+            _trained(Transposes())
     assert sources[0] == sources[1] and all(sources)
 
 
@@ -232,8 +232,8 @@ def test_loops_over_nothing_are_not_generated(empty_cache: Path, monkeypatch: py
     monkeypatch.setattr(
         CppVecKernel, "load", lambda kernel, *given: rests.append(kernel.tail_size) or load(kernel, *given)
     )
-    lanes = pick_vec_isa().nelements()  # 16 with AVX-512, 8 with AVX2
-    for width, left in ((64, {None}), (44, {None, 44 % lanes})):
+    elements = pick_vec_isa().nelements()  # 16 with AVX-512, 8 with AVX2
+    for width, left in ((64, {None}), (44, {None, 44 % elements})):
         rests.clear()
         x = torch.randn(8, width)
         step = sidefx_train.compile(lambda x: torch.softmax(x * 2, -1), fullgraph=True, autotune="off")

@@ -25,6 +25,7 @@ from sidefx_train.compile.capture.recording.eager_parity.memory_overlap import c
 from sidefx_train.compile.capture.recording.eager_parity.resize import enlarged, resized, set_layout
 from sidefx_train.compile.capture.recording.eager_parity.view_history import check_strided
 from sidefx_train.compile.capture.recording.number_probes import Probes
+from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.thread_warnings import no_warnings
 from sidefx_train.compile.graph.artifacts import CALLED, DERIVED, FORWARD, HIDDEN_FROM_AUTOGRAD, LINE, NO_GRAD
 from sidefx_train.compile.graph.kernel_strides import has_other_strides, lay_out, lay_out_filled, unfilled
@@ -121,69 +122,107 @@ class RepeatingMode(compat.RecordingMode):
             self.grad_switched = True
         if self.observer is not None:
             self.observer.observe(func, args, kwargs)
-        if multiplies_picked(func, args):
-            with self:
-                return fill_picked(*args)
-        layout = resized(func, args, kwargs or {})
-        if layout is not None:
-            with self:
-                return set_layout(args[0], *layout)
-        if self.graph_tracer.memory is not None:
-            size = enlarged(func, args, kwargs or {})
-            if size is not None:
-                with self:
-                    return self.graph_tracer.memory.grow(args[0], size)
-            with self:
-                given = self.graph_tracer.memory.operator(func, args, kwargs or {})
-            if given is not None:
-                return given
-        if compat.is_collective(func):  # on known values, the fake mode would run it
-            self._forget_constants((args, kwargs or {}))
-        if func in _ASKS:  # called by C++ code: Python's calls are answered before
-            known = [constant_value(self.graph_tracer, value) for value in args]
-            if all(value is not None for value in known):
-                with compat.real_world():
-                    return func(*known)
-            for value in args:
-                compat.forget_constant(value, self.tracer)
-        calls = one_after_another(func, args, kwargs or {})
-        if calls is not None:
-            with self:
-                for each, item, named in calls:
-                    each(*item, **named)
-            count_lists(func, args)
-            return None
+        named = kwargs or {}
+        for replaced in (self._as_own_operator, self._in_memory, self._asked, self._one_after_another):
+            answer = replaced(func, args, named)
+            if answer is not ABSENT:
+                return answer
         called, func = func, _SHARING.get(func, func)
-        check_overlap(func, args, kwargs or {})
-        check_strided(self.graph_tracer, func, args, kwargs or {})
-        if self.cursors and is_draw(func, args, kwargs or {}):
-            kind = _device_type((args, kwargs)) or "cpu"
-            if kind in self.cursors:
-                drawn = self.draws(kind)[self.cursors[kind]]
-                self._continue_at(kind, self.cursors[kind] + 1)
-                return self._repeat(func, drawn, args, kwargs or {})
-        check_kernel(func, args, kwargs or {})
-        empty = unfilled(func, kwargs or {})
-        wanted = self.probes.among(args, kwargs or {})
-        if wanted:
-            with self:  # arithmetic on the numbers is recorded
-                numbers = self.probes.nodes_of(wanted)
-            self._forget_constants((args, kwargs or {}))
-        since = self.graph_tracer.last_node() if wanted else None
-        # Eager does not run a fake kernel: warnings of its Python code are none of the program's.
-        with nullcontext() if compat.is_torchs(func) else no_warnings():
-            made = super().__torch_dispatch__(func, types, args, kwargs or {})
-        if since is not None:
-            self.probes.replace(numbers, since)
-            self._forget_constants(made)
-        self._lay_out(func, args, kwargs or {}, made)
+        check_overlap(func, args, named)
+        check_strided(self.graph_tracer, func, args, named)
+        answer = self._drawn_before(func, args, named)
+        if answer is not ABSENT:
+            return answer
+        check_kernel(func, args, named)
+        empty = unfilled(func, named)
+        made = self._trace(func, types, args, named)
+        self._lay_out(func, args, named, made)
         if empty:
-            lay_out_filled(func, args, kwargs or {}, empty)
+            lay_out_filled(func, args, named, empty)
         if len(empty) == 1 and isinstance(made, torch.Tensor):
             for fake_value in (made, self._node(func).meta["val"]):
                 if fake_value.stride() != empty[0].stride():
                     compat.set_strides(fake_value, empty[0].stride())
         count_lists(func, args)
+        self._annotate(called, func, args, made)
+        return made
+
+    def _as_own_operator(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Records an operator of this library for some calls that no operator of torch's expresses in a graph."""
+        if multiplies_picked(func, args):
+            with self:
+                return fill_picked(*args)
+        layout = resized(func, args, kwargs)
+        if layout is not None:
+            with self:
+                return set_layout(args[0], *layout)
+        return ABSENT
+
+    def _in_memory(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Records calls that give a tensor another storage, or a larger one."""
+        memory = self.graph_tracer.memory
+        if memory is None:
+            return ABSENT
+        size = enlarged(func, args, kwargs)
+        if size is not None:
+            with self:
+                return memory.grow(args[0], size)
+        with self:
+            made = memory.operator(func, args, kwargs)
+        return ABSENT if made is None else made
+
+    def _asked(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Answers C++ code that compares tensors whose contents are known; calls of Python's are answered before."""
+        if func not in _ASKS:
+            return ABSENT
+        known = [constant_value(self.graph_tracer, value) for value in args]
+        if all(value is not None for value in known):
+            with compat.real_world():
+                return func(*known)
+        for value in args:
+            compat.forget_constant(value, self.tracer)
+        return ABSENT
+
+    def _one_after_another(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Records an operator of lists whose tensors share memory as one operator for each."""
+        calls = one_after_another(func, args, kwargs)
+        if calls is None:
+            return ABSENT
+        with self:
+            for each, item, named in calls:
+                each(*item, **named)
+        count_lists(func, args)
+        return None
+
+    def _drawn_before(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Repeats an earlier draw of the step after it set the random state back."""
+        if not self.cursors or not is_draw(func, args, kwargs):
+            return ABSENT
+        kind = _device_type((args, kwargs)) or "cpu"
+        if kind not in self.cursors:
+            return ABSENT
+        drawn = self.draws(kind)[self.cursors[kind]]
+        self._continue_at(kind, self.cursors[kind] + 1)
+        return self._repeat(func, drawn, args, kwargs)
+
+    def _trace(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Records the operator; probes among its arguments become the numbers that they stand for."""
+        wanted = self.probes.among(args, kwargs)
+        if wanted:
+            with self:  # arithmetic on the numbers is recorded
+                numbers = self.probes.nodes_of(wanted)
+            self._forget_constants((args, kwargs))
+        since = self.graph_tracer.last_node() if wanted else None
+        # Eager does not run a fake kernel: warnings of its Python code are none of the program's.
+        with nullcontext() if compat.is_torchs(func) else no_warnings():
+            made = super().__torch_dispatch__(func, types, args, kwargs)
+        if since is not None:
+            self.probes.replace(numbers, since)
+            self._forget_constants(made)
+        return made
+
+    def _annotate(self, called: Any, func: Any, args: Any, made: Any) -> None:
+        """Notes in the operator's node what later stages need: autograd's state, aliases, the line."""
         if not torch.is_grad_enabled():
             mode = "inference" if torch.is_inference_mode_enabled() else "no_grad"
             if func.is_view or torch.Tag.inplace_view in func.tags:
@@ -196,7 +235,6 @@ class RepeatingMode(compat.RecordingMode):
             self._node(func).meta[CALLED] = called
         self._note_place(func)
         mark(func, args, self.graph_tracer.graph)
-        return made
 
     def _forget_constants(self, value: Any) -> None:
         """Forgets the contents of tensors that are computed from a probe."""

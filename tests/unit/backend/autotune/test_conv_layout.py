@@ -161,8 +161,8 @@ def test_what_is_channels_last_as_captured_is_not_asked_for(monkeypatch: pytest.
     asked: list[str] = []
     monkeypatch.setattr(conv_layout, "timings", lambda tasks, share: asked.extend(tasks) or {})
     image, weight = torch.randn(2, 4, 6, 6), torch.randn(4, 4, 3, 3)
-    turned = image.to(memory_format=torch.channels_last)
-    assert conv_layout.choose_layout(graph_of(turned, weight=weight, backward=backward), 1)[0] and not asked
+    channels_last = image.to(memory_format=torch.channels_last)
+    assert conv_layout.choose_layout(graph_of(channels_last, weight=weight, backward=backward), 1)[0] and not asked
     assert conv_layout.choose_layout(graph_of(image, weight=weight, backward=backward), 1)[0]
     assert len(asked) == 1 + backward
     assert conv_layout.choose_layout(graph_of(image.double(), weight=weight.double()), 1)[1] == []

@@ -316,10 +316,10 @@ def test_clone_is_independent() -> None:
         mark()
 
     _, _, taken = run(step, owner())
-    twin = taken[0].clone()
-    assert difference(twin, taken[0]) == "", "a clone differs from its original"
-    twin.changes.clear()
-    twin.prune()
+    copied = taken[0].clone()
+    assert difference(copied, taken[0]) == "", "a clone differs from its original"
+    copied.changes.clear()
+    copied.prune()
     assert taken[0].describe() == ["sets args[0].n"], "clearing a clone cleared the original"
     assert taken[0].made(), "pruning a clone pruned the original"
     assert "1, then 2" in difference(taken[0], taken[1]), difference(taken[0], taken[1])

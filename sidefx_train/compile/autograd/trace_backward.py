@@ -81,56 +81,117 @@ def record_backward(world: TraceWorld, residual: Residual, in_order: bool) -> Re
     Raises:
         Unsupported: the outside autograd engine cannot run the graph.
     """
-    metadata, differentiable = residual.metadata, residual.differentiable
-    updates, views = residual.updates, residual.views
-    tracer = world.tracer
-    fakes: dict[Place, Any] = {("result", i): differentiable[i] for i in metadata.tangents}
-    made_outside = {*updates, *residual.customs}
-    _check_separate(world, [fake for i, fake in differentiable.items() if i not in made_outside])
-    tangents = {place: tracer.add_tangent(fake, i) for i, (place, fake) in enumerate(fakes.items())}
-    inputs = _inputs(world, metadata.inputs)
-    _check_leaves(world, list(fakes.values()), {edge.node for _, edge in inputs})
-    before = observe(world)
-    recorded: list[RecordedStage] = []
-    uses: list[dict[Place, Uses]] = []
-    fakes |= {("view", i): view.value for i, view in enumerate(views)}
-    values = list(fakes.values())
-    ends = {(edge.node, edge.output_nr) for _, edge in inputs}
-    levels, ready = _levels(fakes, ends)
-    hidden: list[torch.Tensor] = []
-    heard = {(edge.node, edge.output_nr) for position, edge in inputs if not _is_quiet(world, position)}
-    heard |= {gradient_edge(fake) for fake in fakes.values()}
-    unordered = [part for level in levels for part in _in_one_order(level, fakes, heard, ends)]
-    if in_order or len(unordered) > len(levels):
-        met = shared_values(unordered, fakes.__getitem__, ends | {gradient_edge(fake) for fake in fakes.values()})
+    return _BackwardRecording(world, residual).record(in_order)
+
+
+class _BackwardRecording:
+    """The backward of the differentiable outputs of a step.
+
+    Attributes:
+        world: the capture, still recording.
+        residual: the outputs, and the views they were computed from.
+        made_outside: results whose autograd node is not the graph's own.
+        fakes: what is differentiated: results, intermediate views, and what several stages share.
+        tangents: inputs of the backward, for results and shared values.
+        inputs: (position, edge) of the outside tensors that get a gradient.
+        levels: the parts, each with the results it begins at and what it ends at; the last one runs first.
+        ready: for each view, the part after which its gradient is complete.
+        hidden: values that several parts share and no result shows, empty.
+        uses: for each part, how its gradients are summed.
+    """
+
+    def __init__(self, world: TraceWorld, residual: Residual) -> None:
+        metadata, differentiable = residual.metadata, residual.differentiable
+        self.world, self.residual, self.tracer = world, residual, world.tracer
+        self.made_outside = {*residual.updates, *residual.customs}
+        self.fakes: dict[Place, Any] = {("result", i): differentiable[i] for i in metadata.tangents}
+        _check_separate(world, [fake for i, fake in differentiable.items() if i not in self.made_outside])
+        self.tangents = {place: self.tracer.add_tangent(fake, i) for i, (place, fake) in enumerate(self.fakes.items())}
+        self.inputs = _inputs(world, metadata.inputs)
+        _check_leaves(world, list(self.fakes.values()), {edge.node for _, edge in self.inputs})
+        self._before = observe(world)
+        self.fakes |= {("view", i): view.value for i, view in enumerate(residual.views)}
+        self._values = list(self.fakes.values())
+        self._ends = {(edge.node, edge.output_nr) for _, edge in self.inputs}
+        self.levels, self.ready = _levels(self.fakes, self._ends)
+        self.hidden: list[torch.Tensor] = []
+        self.uses: list[dict[Place, Uses]] = []
+
+    def record(self, in_order: bool) -> Recorded:
+        """Records all parts."""
+        world, residual = self.world, self.residual
+        self._share_values(in_order)
+        leaves = {id(shadow): (edge.node, edge.output_nr) for shadow, edge in _leaves(world, self.inputs)}
+        stages = [self._record_stage(results, earlier, leaves) for results, earlier in self.levels]
+        self._check_effects()
+        edges: dict[Place, tuple[Any, int]] = {
+            ("input", position): (edge.node, edge.output_nr) for position, edge in self.inputs
+        }
+        edges |= {place: gradient_edge(fake) for place, fake in self.fakes.items()}
+        made = times(residual.views, edges, self.ready, self.uses)
+        ordering_nodes: tuple[tuple[Place, Point], ...] = ()
+        if in_order:
+            grads = [stage.grads for stage in stages]
+            handed, ordering_nodes = order_contributions(grads, self.uses, residual.views, edges, made)
+            stages = [replace(stage, grads=grads) for stage, grads in zip(stages, handed, strict=True)]
+        leaves_of = {place for place in edges if place[0] == "input" and _is_leaf(world, place[1])}
+        if not all(_is_quiet(world, i) for _, i in leaves_of):
+            stages, ordering_nodes = _in_eager_order(stages, leaves_of, ordering_nodes)
+        return Recorded(
+            tuple(stages),
+            tuple(residual.updates.items()),
+            residual.views,
+            made,
+            ordering_nodes,
+            tuple(self.hidden),
+            _own_nodes(stages, self.fakes, self.made_outside),
+            in_order,
+        )
+
+    def _share_values(self, in_order: bool) -> None:
+        """Splits the parts at values that several of them share, where eager's order of hooks and sums needs that."""
+        heard = {(edge.node, edge.output_nr) for position, edge in self.inputs if not _is_quiet(self.world, position)}
+        shown = {gradient_edge(fake) for fake in self.fakes.values()}
+        heard |= shown
+        unordered = [part for level in self.levels for part in _in_one_order(level, self.fakes, heard, self._ends)]
+        if not in_order and len(unordered) <= len(self.levels):
+            return
+        met = shared_values(unordered, self.fakes.__getitem__, self._ends | shown)
         with compat.no_recording(), torch.no_grad():
             empty = [each.empty() for each in met]
-        hidden = [like for like in empty if like is not None] if all(like is not None for like in empty) else []
-        if hidden:
-            fakes |= {("hidden", i): each for i, each in enumerate(met)}
-            tangents |= {("hidden", i): tracer.add_tangent(like, len(tangents) + i) for i, like in enumerate(hidden)}
-            levels, ready = _levels(fakes, ends)
-    leaves = {id(shadow): (edge.node, edge.output_nr) for shadow, edge in _leaves(world, inputs)}
-    for results, earlier in levels:
-        grad_inputs: list[tuple[Place, Any]] = [(("input", position), edge) for position, edge in inputs]
-        grad_inputs += [(place, _edge(fakes[place])) for place in earlier]
+        self.hidden = [like for like in empty if like is not None] if all(like is not None for like in empty) else []
+        if self.hidden:
+            first = len(self.tangents)
+            self.fakes |= {("hidden", i): each for i, each in enumerate(met)}
+            self.tangents |= {
+                ("hidden", i): self.tracer.add_tangent(like, first + i) for i, like in enumerate(self.hidden)
+            }
+            self.levels, self.ready = _levels(self.fakes, self._ends)
+
+    def _record_stage(
+        self, results: tuple[Place, ...], earlier: tuple[Place, ...], leaves: dict[int, tuple[Any, int]]
+    ) -> RecordedStage:
+        """Records the part from ``results`` to the inputs and to what earlier parts begin at."""
+        world, tracer, fakes = self.world, self.tracer, self.fakes
+        targets: list[tuple[Place, Any]] = [(("input", position), edge) for position, edge in self.inputs]
+        targets += [(place, _edge(fakes[place])) for place in earlier]
+        edges = [edge for _, edge in targets]
         begin = tracer.last_node()
-        roots, given = [fakes[place] for place in results], tuple(tangents[place] for place in results)
+        roots, given = [fakes[place] for place in results], tuple(self.tangents[place] for place in results)
         versions = _versions(world)
-        ended = {(edge.node, edge.output_nr): place for place, edge in grad_inputs}
+        ended = {(edge.node, edge.output_nr): place for place, edge in targets}
         recorder = TapeRecorder(tracer, [gradient_edge(root) for root in roots], ended, leaves)
         try:
             with (
                 torch.enable_grad(),
                 compat.autocast_off(),
                 _without_hooks(world),
-                _without_gradients(values),
-                _stopping_at([edge for _, edge in grad_inputs]),
-                contributions(roots, [edge for _, edge in grad_inputs]) as parts,
+                _without_gradients(self._values),
+                _stopping_at(edges),
+                contributions(roots, edges) as parts,
                 recorder.recording(),
                 world.reads.heard(),
             ):
-                edges = [edge for _, edge in grad_inputs]
                 asked = [root.edge if isinstance(root, Hidden) else root for root in roots]
                 found = torch.autograd.grad(asked, edges, given, retain_graph=True, allow_unused=True) if edges else ()
         except RuntimeError as error:
@@ -138,42 +199,23 @@ def record_backward(world: TraceWorld, residual: Residual, in_order: bool) -> Re
             world.heap.refuse("SFX107", f"the backward of an output could not be traced: {first}")
         end = tracer.last_node()
         writes = {i: version - versions.get(i, version) for i, version in _versions(world).items()}
-        _record_unused(world, recorder, values)
-        grads = [
-            (grad_input, grad) for (grad_input, _), grad in zip(grad_inputs, found, strict=True) if grad is not None
-        ]
+        _record_unused(world, recorder, self._values)
+        grads = [(target, grad) for (target, _), grad in zip(targets, found, strict=True) if grad is not None]
         if not grads:
             world.heap.refuse("SFX107", "an output requires gradients, but depends on no outside tensor that does")
-        reach = _reach(
-            [fakes[place] for place in results], {(edge.node, edge.output_nr): place for place, edge in grad_inputs}
-        )
-        recorded.append(RecordedStage(results, given, begin, end, tuple(grads), reach, recorder, writes))
-        uses.append({grad_input: part for (grad_input, _), part in zip(grad_inputs, parts, strict=True)})
-    changed = difference(before, observe(world))
-    if changed:
-        reason = f"Python code in the backward of an output has side effects: {changed.splitlines()[0]}"
-        world.heap.refuse("SFX107", reason)
-    read = world.reads.changeable(residual.made)
-    if read:
-        world.heap.refuse("SFX107", f"Python code in the backward of an output reads {read}")
-    gradient_edges: dict[Place, tuple[Any, int]] = {
-        ("input", position): (edge.node, edge.output_nr) for position, edge in inputs
-    }
-    gradient_edges |= {place: gradient_edge(fake) for place, fake in fakes.items()}
-    made = times(views, gradient_edges, ready, uses)
-    ordering_nodes: tuple[tuple[Place, Point], ...] = ()
-    if in_order:
-        handed, ordering_nodes = order_contributions(
-            [stage.grads for stage in recorded], uses, views, gradient_edges, made
-        )
-        recorded = [replace(stage, grads=grads) for stage, grads in zip(recorded, handed, strict=True)]
-    leaves_of = {place for place in gradient_edges if place[0] == "input" and _is_leaf(world, place[1])}
-    if not all(_is_quiet(world, i) for _, i in leaves_of):
-        recorded, ordering_nodes = _in_eager_order(recorded, leaves_of, ordering_nodes)
-    own_nodes = _own_nodes(recorded, fakes, made_outside)
-    return Recorded(
-        tuple(recorded), tuple(updates.items()), views, made, ordering_nodes, tuple(hidden), own_nodes, in_order
-    )
+        self.uses.append({target: part for (target, _), part in zip(targets, parts, strict=True)})
+        return RecordedStage(results, given, begin, end, tuple(grads), _reach(roots, ended), recorder, writes)
+
+    def _check_effects(self) -> None:
+        """Refuses Python code in the backward that changes something, or reads what may change before it runs."""
+        heap = self.world.heap
+        changed = difference(self._before, observe(self.world))
+        if changed:
+            lines = changed.splitlines()
+            heap.refuse("SFX107", f"Python code in the backward of an output has side effects: {lines[0]}")
+        read = self.world.reads.changeable(self.residual.made)
+        if read:
+            heap.refuse("SFX107", f"Python code in the backward of an output reads {read}")
 
 
 def _own_nodes(

@@ -358,7 +358,10 @@ class _CaptureRun:
         if self.point is not None or stop.whole:
             return ()
         points = stop_points(stop, stop.code, stop.reason, stop.location)[:_MAX_DEPTHS]
-        return (*self.world.decisions.stopped(frames_of(stop), stop), *points) if self.spec.native_rest else points
+        if not self.spec.native_rest:
+            return points
+        world, known = self.world, self.spec.graph_decisions
+        return (*world.decisions.stopped(frames_of(stop), stop, known, world.heap.is_part), *points)
 
     def _failure(self, stop: Unsupported, points: tuple[StopPoint, ...]) -> CaptureFailed:
         """Returns the error of a step that cannot be captured, with the guard that says how long that holds."""

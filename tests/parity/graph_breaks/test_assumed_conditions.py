@@ -199,7 +199,7 @@ def test_rare_ones_are_not_doubted():
 
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_a_backward_outside(backend):
-    """A graph with a separate backward cannot contain assumed conditions: the branch is a break."""
+    """A graph with a separate backward cannot contain assumed conditions: the branch runs natively behind the graph."""
 
     def make() -> Program:
         model = mlp()
@@ -212,11 +212,8 @@ def test_a_backward_outside(backend):
 
         return Program(loss_of, batch, (model, optimizer))
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", sidefx_train.errors.SideFXWarning)
-        report = parity(make, steps=5, backend=backend, captures=None, whole=False)
-    assert {record.code for record in report.breaks} == {"SFX101"}
-    assert report.fallback_count == 0
+    report = parity(make, steps=5, backend=backend)
+    assert any("runs natively" in note for note in report.captures[0].notes)
 
 
 def test_both_sides_raise():
@@ -225,10 +222,8 @@ def test_both_sides_raise():
             raise ValueError("more")
         raise ValueError("less")
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", sidefx_train.errors.SideFXWarning)
-        report = parity(lambda: Program(step, batch), steps=5, captures=None, whole=False)
-    assert {record.code for record in report.breaks} == {"SFX101"}
+    report = parity(lambda: Program(step, batch), steps=5, captures=None)
+    assert any("runs natively" in note for note in report.captures[0].notes)
 
 
 def test_within_a_branch_of_cond():

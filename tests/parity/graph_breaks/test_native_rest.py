@@ -104,6 +104,79 @@ def prints(state, loss):
     state.seen.append(state.n)
 
 
+def keeps_the_best(state, loss):
+    state.n += 1
+    value = loss.item()
+    if value < state.at.get("best", math.inf):
+        state.at["best"], state.at["bad"] = value, 0
+    else:
+        state.at["bad"] += 1
+    if state.at["bad"] > 1:
+        state.optimizer.param_groups[0]["lr"] *= 0.5
+    return loss.detach(), value
+
+
+def compares_the_tensor(state, loss):
+    if loss > 1.0:
+        state.seen.append("large")
+    return {"loss": loss.detach(), "seen": len(state.seen)}
+
+
+def lists(state, loss):
+    state.seen.append(loss.tolist())
+    state.at[state.n] = [round(value, 3) for value in state.seen]
+    state.n += 1
+
+
+def makes_an_array(state, loss):
+    array = loss.detach().numpy()
+    state.seen += [float(array), array.shape, str(array.dtype)]
+    return loss.detach()
+
+
+@pytest.mark.parametrize(
+    "rest", [keeps_the_best, compares_the_tensor, lists, makes_an_array], ids=lambda rest: rest.__name__
+)
+def test_a_rest_that_needs_values_of_the_graph(rest):
+    assert runs_natively(parity(trained(rest), steps=9))
+
+
+def scales_what_is_large(state, loss):
+    if loss > 0.1:
+        loss = loss * 2
+    return loss.detach()
+
+
+def averages_now_and_then(state, loss):
+    value = loss.item()
+    state.n += 1
+    for _ in range(state.n % 2):
+        if value < 1e9:
+            state.average.mul_(0.5)
+    return value
+
+
+@pytest.mark.parametrize("rest", [scales_what_is_large, averages_now_and_then], ids=lambda rest: rest.__name__)
+def test_a_value_that_decides_on_tensors_is_a_break(rest):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sidefx_train.errors.SideFXWarning)
+        report = parity(trained(rest), steps=8, captures=None, whole=False)
+    assert {found.code for found in report.breaks} == {"SFX101"} and not report.fallbacks
+
+
+def test_a_rest_that_is_found_to_compute_is_captured_in_parts():
+    def computes(state, loss):
+        if loss.item() < 1e9:
+            state.average.mul_(0.5)
+        return loss.detach()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sidefx_train.errors.SideFXWarning)
+        report = parity(trained(computes), steps=8, captures=None, whole=False)
+    assert {found.code for found in report.breaks} == {"SFX101"} and not report.fallbacks
+    assert runs_natively(report, 0) and not runs_natively(report)
+
+
 @pytest.mark.parametrize(
     "rest",
     [logs, logs_before_counting, warms_up, numbers_a_dict, in_a_helper, in_with_and_try, prints],

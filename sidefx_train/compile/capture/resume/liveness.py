@@ -59,6 +59,11 @@ def super_calls(info: CodeInfo) -> frozenset[int]:
     )
 
 
+def reads(instr: Instruction) -> frozenset[int]:
+    """Returns the slots that an instruction reads."""
+    return _effect(instr)[0]
+
+
 def own_effect(instr: Instruction) -> tuple[frozenset[int], frozenset[int]]:
     """Returns (slots that an instruction binds, slots that it unbinds)."""
     if instr.name in ("DELETE_FAST", "LOAD_FAST_AND_CLEAR"):

@@ -15,9 +15,13 @@ import sys
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
+from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.interpreter.bytecode_versions import Instruction
 from sidefx_train.compile.capture.interpreter.frame import COPYING, Frame
 from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
+from sidefx_train.compile.capture.resume.liveness import reads
 from sidefx_train.compile.capture.resume.suspension import EXECUTE, TRANSPARENT, StopPoint
 from sidefx_train.errors import Location, Unsupported
 
@@ -31,6 +35,12 @@ _COMPUTES = frozenset({"backward", "manual_backward", "zero_grad", "clip_grad_no
 """Names in code that is not host arithmetic, even if the captured call takes another branch."""
 
 _REASON = "decides on numbers only"
+
+_VALUE_CODES = frozenset({"SFX101", "SFX106"})
+"""Codes of captures that stopped because the step needs a value that only the graph computes."""
+
+_READS_TENSOR = frozenset({"detach", "item", "tolist", "numpy", "cpu"})
+_LOADS = frozenset({"LOAD_CONST", "LOAD_FAST", "LOAD_SLOT", "LOAD_FAST_LOAD_FAST"})
 
 _FINDS_CALLABLE = frozenset(
     {"CALL", "LOAD_ATTR", "LOAD_CONST", "LOAD_DEREF", "LOAD_FAST", "LOAD_GLOBAL", "LOAD_METHOD", "POP_TOP", "PUSH_NULL"}
@@ -170,21 +180,42 @@ class Decisions:
             return None
         return self._deferring or StopPoint(first.count, first.depth, "", _REASON, first.location, native=True)
 
-    def stopped(self, frames: list[Frame], stop: Unsupported) -> tuple[StopPoint, ...]:
-        """Returns where a native rest may begin if the capture has stopped in the call of a scheduler.
+    def stopped(
+        self, frames: list[Frame], stop: Unsupported, known: frozenset[Place], is_part: bool
+    ) -> tuple[StopPoint, ...]:
+        """Returns where a native rest may begin if the capture has stopped after the last tensor operation.
 
         Args:
             frames: the frames that can be suspended, outermost first.
             stop: what stopped the capture.
+            known: instructions after whose decision another call has touched a tensor.
+            is_part: the step is the rest of another.
         """
         depth = next((i for i, frame in enumerate(frames) if _is_scheduler(frame)), 0)
-        if not depth or frames[depth - 1].began <= self.touched:
+        if not depth:
+            return () if is_part else self._stopped_at_value(frames, stop, known)
+        if frames[depth - 1].began <= self.touched:
             return ()
         caller = frames[depth - 1]
         here = StopPoint(caller.began, depth, "", stop.reason, stop.location, native=True)
         if not self._calls or self._calls[-1].frame is not caller or not _resets_next(caller):
             return (here,)
         return (replace(here, count=0, deferred=frozenset({self._calls[-1].number})), here)
+
+    def _stopped_at_value(
+        self, frames: list[Frame], stop: Unsupported, known: frozenset[Place]
+    ) -> tuple[StopPoint, ...]:
+        """Returns where a native rest may begin if the step reads a value that the graph computes (``if loss < best``),
+        and its code does not compute with tensors after that."""
+        depth = next((i for i, frame in enumerate(frames) if frame.began > self.touched), None)
+        if stop.code not in _VALUE_CODES or depth is None or not known.isdisjoint(self._places):
+            return ()
+        if _compute_later(frames[-1]) or not all(map(_only_reads, frames)):
+            return ()
+        first = self._first or _Decision(frames[depth].began, depth + 1, stop.location)
+        return (
+            StopPoint(first.count, first.depth, "", f"decides on a value: {stop.reason}", first.location, native=True),
+        )
 
     def _finds_callable(self, frame: Frame, index: int) -> bool:
         name = frame.instructions[index].name
@@ -235,6 +266,34 @@ def _compute_later(frame: Frame | None) -> bool:
                 return True
         frame = frame.back
     return False
+
+
+def _only_reads(frame: Frame) -> bool:
+    """Returns True if the rest of a frame's code returns its tensors, or reads them, and has no loop around it.
+
+    A tensor on the stack is an operand of something else.
+    """
+    rest = frame.instructions[frame.pc :]
+    if any(0 <= instr.target < frame.pc for instr in rest) or any(map(_has_tensors, frame.stack)):
+        return False
+    held = {slot for slot, value in enumerate(frame.locals) if _has_tensors(value)}
+    return not any(reads(instr) & held and not _passes_on(rest[index + 1 :]) for index, instr in enumerate(rest))
+
+
+def _passes_on(rest: list[Instruction]) -> bool:
+    """Returns True if the instructions after the load of a tensor return it, or call a method that reads it."""
+    for instr in rest:
+        if instr.name in ("LOAD_ATTR", "LOAD_METHOD"):
+            return instr.value in _READS_TENSOR
+        if instr.name not in _LOADS:
+            return instr.name == "RETURN_VALUE" or instr.name.startswith("BUILD_")
+    return False
+
+
+def _has_tensors(value: Any) -> bool:
+    if type(value) in (list, tuple):
+        return any(map(_has_tensors, value))
+    return any(map(_has_tensors, value.values())) if type(value) is dict else type(value) is compat.FakeTensor
 
 
 def _resets_next(frame: Frame) -> bool:

@@ -20,9 +20,8 @@ class Pool:
         self._handle: Any = None
         self._graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
 
-    @property
-    def handle(self) -> Any:
-        """The allocator's name for the memory; it forgets one whose graphs are all gone."""
+    def current_handle(self) -> Any:
+        """Returns the allocator's name for the memory; a new one if all graphs are gone: then the allocator forgets it."""
         if not self._graphs:
             self._handle = torch.cuda.graph_pool_handle()
         return self._handle
@@ -72,7 +71,7 @@ class CudaDevice:
             torch.cuda.synchronize()
             self._stream.wait_stream(current)
             with torch.cuda.stream(self._stream):
-                results = self._recorded(graph, pool.handle, run)
+                results = self._recorded(graph, pool.current_handle(), run)
             current.wait_stream(self._stream)
         pool.add(graph)
         return graph, results

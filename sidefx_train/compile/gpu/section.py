@@ -141,8 +141,12 @@ def _example(plan: RunnerPlan, name: str) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
-_WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "_assert_scalar", "item", "equal")
-"""Operators whose kernels make the host wait for the device."""
+_WAITS = ("_local_scalar_dense", "nonzero", "is_nonzero", "masked_select", "unique", "_assert_scalar", "item", "equal")
+
+
+def waits_for_device(operator: Any) -> bool:
+    """Returns True for an operator whose kernel makes the host wait for the device, as the host needs the result."""
+    return isinstance(operator, compat.OpOverload) and operator._schema.name.split("::")[1].startswith(_WAITS)
 
 
 def _why_not_node(node: fx.Node, device: torch.device | None) -> str:
@@ -159,8 +163,7 @@ def _why_not_node(node: fx.Node, device: torch.device | None) -> str:
             if compat.has_unbacked_sizes(each):
                 return f"the size of a result of {node.target} depends on data"
     if node.op == "call_function":
-        name = node.target._schema.name.split("::")[1] if isinstance(node.target, compat.OpOverload) else ""
-        if name.startswith(_WAITS):
+        if waits_for_device(node.target):
             return f"{node.target} makes the host wait for the device"
         if isinstance(node.target, compat.HigherOrderOperator):
             return f"{node.target} chooses on the host what runs"

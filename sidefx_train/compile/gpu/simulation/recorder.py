@@ -16,13 +16,11 @@ from torch import fx
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.gpu.recording import storage_begin
+from sidefx_train.compile.gpu.section import waits_for_device
 
 
 class StaleAddress(AssertionError):
     """A replay reads or writes memory that was freed, or that has moved, since it was recorded."""
-
-
-_WAITS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::masked_select", "aten::item")
 
 
 @dataclass(frozen=True)
@@ -55,9 +53,8 @@ class _Recorder(compat.TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        name = func._schema.name
-        if name.startswith(_WAITS):
-            raise RuntimeError(f"operation not permitted when stream is capturing: {name}")
+        if waits_for_device(func):
+            raise RuntimeError(f"operation not permitted when stream is capturing: {func._schema.name}")
         self._save(func, args, kwargs)
         out = func(*args, **kwargs)
         given = {storage_begin(each) for each in _tensors((args, kwargs))}

@@ -1,4 +1,4 @@
-"""Runs a program of :mod:`tests.gpu.programs` eagerly and compiled, and compares what it leaves."""
+"""Runs a program of :mod:`tests.support.device_programs` eagerly and compiled, and compares what it leaves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import sidefx_train
-from tests.gpu.programs import Program
+from tests.support.device_programs import Program
 
 
 def tensors_of(value: Any, name: str = "") -> dict[str, Any]:
@@ -30,12 +30,13 @@ def tensors_of(value: Any, name: str = "") -> dict[str, Any]:
 
 def course(make: Callable[[str], Program], device: str, compiled: dict[str, Any] | None) -> tuple[dict[str, Any], Any]:
     """Returns the losses of all steps, read at the end, with all state; and the compiled step."""
+    torch.manual_seed(0)
     program = make(device)
     step: Any = program.step if compiled is None else sidefx_train.compile(program.step, keep_slower=True, **compiled)
     torch.manual_seed(5)
     random.seed(5)
-    losses = [step(*batch) for batch in program.batches]
-    return tensors_of(losses, "loss.") | tensors_of(program.state), step
+    losses = [step(*program.batch(index)) for index in range(program.calls)]
+    return tensors_of(losses, "loss.") | tensors_of(program.watch), step
 
 
 def check(make: Callable[[str], Program], device: str, tolerance: float, **options: Any) -> Any:

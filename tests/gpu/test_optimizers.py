@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.gpu import programs
 from tests.gpu.compare import check
+from tests.support import device_programs as programs
 
 pytestmark = pytest.mark.gpu
 
@@ -25,9 +25,9 @@ FUSED = ("Adam", "AdamW", "Adagrad", "SGD")
 
 def training(name: str, **options: Any) -> Any:
     def make(device: str) -> programs.Program:
-        net = programs._mlp(device)
+        net = programs.mlp(device)
         kind: Any = getattr(torch.optim, name)
-        return programs._trained(net, kind(net.parameters(), **OPTIMIZERS[name], **options), programs._labels(device))
+        return programs.trained(net, kind(net.parameters(), **OPTIMIZERS[name], **options), programs.labeled(device))
 
     return make
 

@@ -5,41 +5,38 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.gpu import programs
 from tests.gpu.compare import check
+from tests.support import device_programs as programs
 
 pytestmark = pytest.mark.gpu
 
 SINGLE, HALF = 1e-3, 2e-2
 """Of the largest element, after six updates: kernels of float32 sum in another order, bfloat16 has 8 digits."""
 
-_HALF = {programs.mlp_autocast, programs.mlp_scaler, programs.mlp_scaler_adamw}
+_HALF = {programs.autocast, programs.mlp_scaler, programs.mlp_scaler_adamw}
 _RECORDED = {
-    programs.mlp_adamw_fused, programs.mlp_adamw, programs.mlp_adam_capturable, programs.mlp_sgd_schedule,
-    programs.mlp_fused_schedule, programs.mlp_rmsprop, programs.mlp_autocast, programs.zeroed_after, programs.logged,
-    programs.mlp_scaler, programs.mlp_scaler_adamw, programs.hooks, programs.cnn, programs.gpt, programs.gpt_dropout,
-    programs.lstm,
-}  # fmt: skip
+    each for each in programs.REPLAYED if each not in (programs.ragged, programs.from_host, programs.accumulation)
+}
 """Programs of which every call but the first two replays one recording."""
 
 
-@pytest.mark.parametrize("make", programs.PROGRAMS)
+@pytest.mark.parametrize("make", programs.REPLAYED)
 def test_the_captured_graph(make):
     check(make, "cuda", 0.0, backend="eager")
 
 
-@pytest.mark.parametrize("make", programs.PROGRAMS)
+@pytest.mark.parametrize("make", programs.REPLAYED)
 def test_the_functional_graph(make):
     check(make, "cuda", 1e-5, backend="aot_eager")
 
 
-@pytest.mark.parametrize("make", programs.PROGRAMS)
+@pytest.mark.parametrize("make", programs.REPLAYED)
 def test_kernel_by_kernel(make):
     tolerance = HALF if make in _HALF else SINGLE
     check(make, "cuda", tolerance, cuda_graphs="off", rng="eager")
 
 
-@pytest.mark.parametrize("make", programs.PROGRAMS)
+@pytest.mark.parametrize("make", programs.REPLAYED)
 def test_replayed(make):
     tolerance = HALF if make in _HALF else SINGLE
     step = check(make, "cuda", tolerance, rng="eager")

@@ -18,11 +18,11 @@ import sidefx_train
 from sidefx_train.compile.gpu.replaying import recording_on_host
 from sidefx_train.compile.gpu.simulation.recorder import HostRecorder
 from tests.fuzz import accumulation
-from tests.gpu import programs
 from tests.gpu.compare import check
 from tests.gpu.training import BATCHES, CHANGES, USES, Training, both
+from tests.support import device_programs as programs
 
-_HALF = {programs.mlp_autocast, programs.mlp_scaler, programs.mlp_scaler_adamw}
+_HALF = {programs.autocast, programs.mlp_scaler, programs.mlp_scaler_adamw}
 _NOT_RECORDED = {programs.mlp_adam_capturable}
 
 
@@ -33,7 +33,7 @@ def device():
         yield recorder
 
 
-@pytest.mark.parametrize("make", [each for each in programs.PROGRAMS if each not in _NOT_RECORDED])
+@pytest.mark.parametrize("make", [each for each in programs.REPLAYED if each not in _NOT_RECORDED])
 def test_programs(make):
     # Casts of a fused kernel round elsewhere; the rest rounds learning rates to float32.
     step = check(make, "cpu", 2e-2 if make in _HALF else 1e-5, backend="aot_eager")

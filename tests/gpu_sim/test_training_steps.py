@@ -12,8 +12,8 @@ from sidefx_train.compile.gpu.replaying import recording_on_host
 from sidefx_train.compile.gpu.simulation import DeviceAssertFailed, SimulatedStep
 from sidefx_train.compile.gpu.simulation.recorder import HostRecorder
 from sidefx_train.config import CompileConfig
-from tests.gpu_sim.programs import MORE, PROGRAMS
 from tests.gpu_sim.simulated import simulated
+from tests.support import device_programs as programs
 from tests.support.parity import Program, batches, classifier, mlp
 
 pytest.importorskip("triton")
@@ -21,6 +21,8 @@ pytest.importorskip("triton")
 ROUNDED = {"rtol": 2e-2, "atol": 1e-3}
 """Tolerances of bfloat16, which has 8 digits."""
 
+PROGRAMS = {make.__name__: partial(make, "cpu") for make in programs.INTERPRETED}
+MORE = {make.__name__: partial(make, "cpu") for make in programs.MORE_INTERPRETED}
 OPTIONS = {"dropout": {"rng": "eager"}, "autocast": ROUNDED, "bfloat16": ROUNDED, "resized": {"captures": 2}}
 
 OPTIMIZERS = (

@@ -21,7 +21,7 @@ class Pool:
         self._graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
 
     def current_handle(self) -> Any:
-        """Returns the allocator's name for the memory; a new one if all graphs are gone: then the allocator forgets it."""
+        """Returns the allocator's name for the memory; a new one if all graphs are gone, and with them the old."""
         if not self._graphs:
             self._handle = torch.cuda.graph_pool_handle()
         return self._handle

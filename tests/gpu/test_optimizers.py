@@ -18,8 +18,6 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 TOLERANCE = 1e-2
 """An update that divides by the size of the gradient makes its rounding as large as the learning rate."""
-HALF = 5e-2
-"""The same with gradients in half precision."""
 FUSED = ("Adam", "AdamW", "Adagrad", "SGD")
 
 
@@ -38,8 +36,9 @@ def test_updates(name, foreach):
     step = check(training(name, foreach=foreach), "cuda", TOLERANCE)
     report = step.report()
     assert not report.breaks and not report.fallbacks, report
-    graph = report.captures[-1].cuda_graph
-    assert not graph.refused and graph.replays >= report.calls - 2 * len(report.captures), report
+    graphs = [capture.cuda_graph for capture in report.captures]
+    assert not any(graph.refused for graph in graphs), report
+    assert sum(graph.replays for graph in graphs) >= report.calls - 2 * len(graphs), report
 
 
 @pytest.mark.parametrize("name", [each for each in FUSED if each != "Adagrad"])
@@ -53,8 +52,13 @@ def test_fused_updates_are_replayed(name):
 def test_updates_that_a_scaler_skips(name):
     """One graph, replayed also in the steps whose gradients are infinite."""
     made = getattr(torch.optim, name)
-    step = check(lambda device: programs.scaled(device, lambda p: made(p, **OPTIMIZERS[name])), "cuda", HALF)
+
+    def make(device: str) -> programs.Program:
+        return programs.scaled(device, lambda p: made(p, **OPTIMIZERS[name]), half=False)
+
+    step = check(make, "cuda", TOLERANCE)
     report = step.report()
     assert {record.code for record in report.fallbacks} <= {"SFX211"} and not report.breaks, report
-    graph = report.captures[-1].cuda_graph
-    assert not graph.refused and graph.replays >= 5, report
+    graphs = [capture.cuda_graph for capture in report.captures]
+    assert not any(graph.refused for graph in graphs), report
+    assert sum(graph.replays for graph in graphs) >= report.calls - 2 - 2 * len(graphs), report

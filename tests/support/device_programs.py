@@ -131,14 +131,14 @@ def mlp_scaler(device: str) -> Program:
     return trained(net, optimizer, labeled(device), scaler, cast=torch.float16, scaler=scaler)
 
 
-def scaled(device: str, optimizer_of: Callable[..., torch.optim.Optimizer]) -> Program:
+def scaled(device: str, optimizer_of: Callable[..., torch.optim.Optimizer], half: bool = True) -> Program:
     """Gradients that overflow in some steps, whose update the scaler skips."""
     net = mlp(device)
     optimizer = optimizer_of(net.parameters())
     scaler = torch.amp.GradScaler(device, init_scale=2.0**8, growth_interval=2)
 
     def step(x: Any, y: Any, factor: Any) -> Any:
-        with torch.autocast(x.device.type, dtype=torch.float16):
+        with torch.autocast(x.device.type, dtype=torch.float16, enabled=half):
             loss = F.cross_entropy(net(x).float(), y)
         scaler.scale(loss * factor).backward()
         scaler.unscale_(optimizer)

@@ -341,6 +341,8 @@ class _CaptureRun:
         spec = self.spec
         if self.world.random_draws.wanted:
             return replace(spec, reads_draws=True)
+        if self.world.listed:
+            return replace(spec, lists_floats=False)
         if stop.defer is not None and stop.defer not in spec.opaque_classes | spec.split_classes:
             return replace(spec, opaque_classes=spec.opaque_classes | {stop.defer})
         if not self.world.warns <= spec.inlined_code:

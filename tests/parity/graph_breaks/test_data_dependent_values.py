@@ -24,6 +24,8 @@ CAPTURED = {
     "item_as_a_size": lambda x, y: torch.ones(y[0].item() + 1),
     "int": lambda x, y: int(y.sum()) + int((x > 0).sum()),
     "float": lambda x, y: float(x.sum()),
+    "tolist": lambda x, y: (x.mean(0).tolist(), x[:2, :2].tolist(), x.sum().tolist(), x[:0].tolist()),
+    "tolist_into_a_tensor": lambda x, y: x * x.mean(0).tolist()[1] + sum(x[0].tolist()),
     "round": lambda x, y: round(x.sum().item(), 2),
     "nonzero": lambda x, y: (x > 0).nonzero(),
     "where": lambda x, y: torch.where(x > 0),
@@ -131,6 +133,43 @@ def test_loss_history():
         return trained(loss_of, None, history, state)
 
     parity(make, steps=4, captures=2)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_the_list_of_a_number_that_the_prologue_knows(shape, dtype):
+    """Regression: the number itself, not in lists."""
+    parity(
+        lambda: Program(
+            lambda x, n: (x * 2, n.tolist(), (n + 1).tolist()),
+            lambda i: (torch.ones(3), torch.full(shape, 2 + i, dtype=dtype)),
+        ),
+        steps=4,
+    )
+
+
+def test_a_list_of_floats_that_decides():
+    def step(x, y):
+        chances = x.mean(0).tolist()
+        return x * (2 if chances[0] > chances[1] else 3), sorted(chances)
+
+    report = parity(lambda: plain(step), steps=4, captures=None, whole=False)
+    assert {found.code for found in report.breaks} >= {"SFX106"} and not report.fallbacks
+
+
+def test_listing_a_tensor_with_a_history_makes_no_node():
+    def listing(model, x, y):
+        out = model(x)
+        kept.append(out.mean(0).tolist())
+        return F.cross_entropy(out, y)
+
+    kept = []
+
+    def make():
+        kept.clear()
+        return trained(listing, None, kept)
+
+    parity(make, steps=4)
 
 
 # ---------------------------------------------------------------------- decided by the prologue

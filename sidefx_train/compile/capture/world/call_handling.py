@@ -73,6 +73,9 @@ from sidefx_train.errors import Unsupported
 _ASKS = frozenset({types.FunctionType, types.BuiltinFunctionType})
 STANDING = (property, staticmethod, classmethod, types.CellType, types.FunctionType, types.ModuleType)
 """Classes that C code can instantiate; outside instances pass through."""
+_MOST_LISTED = 32
+"""Limit of elements of a tensor whose ``tolist()`` is captured: each is an output of the graph."""
+
 _MAKES_DESCRIPTOR = frozenset({"__new__", "getter", "setter", "deleter"})
 
 
@@ -207,11 +210,25 @@ class Calls:
         if known is not None:
             return getattr(known, fn.__name__)()
         number = host_value(self.world, owner)
-        if number is not None and fn.__name__ in ("item", "tolist"):
-            return number
-        if fn.__name__ == "tolist":
+        if name == "tolist":
+            return self._listed(owner, number)
+        return number if number is not None and name == "item" else ABSENT
+
+    def _listed(self, tensor: torch.Tensor, number: Any) -> Any:
+        """Returns ``tensor.tolist()`` of a few floats, or of the one number that the prologue knows; refuses others."""
+        sizes = tuple(tensor.shape)
+        if number is not None:
+            return number if not sizes else functools.reduce(lambda made, _: [made], sizes, number)
+        small = all(type(size) is int for size in sizes) and tensor.numel() <= _MOST_LISTED
+        if not (small and tensor.is_floating_point() and self.world.specialization.lists_floats):
             self.heap.refuse("SFX106", "Tensor.tolist needs values that exist only when the graph runs")
-        return ABSENT
+        self.world.listed = True
+        return self._items(tensor.detach())  # eager's call makes no node of autograd
+
+    def _items(self, tensor: torch.Tensor) -> Any:
+        if not tensor.dim():
+            return self.guarded(torch.Tensor.item, (tensor,), {})
+        return [self._items(tensor[index]) for index in range(len(tensor))]
 
     def _on_containers(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...]]:
         """Prepares a call that is none of torch's: brings in its object and refuses what changes things outside.

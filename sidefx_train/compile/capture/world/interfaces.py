@@ -33,6 +33,7 @@ class CaptureWorldAPI(CaptureContext):
     reentry_callbacks: list[Callable[..., Any]]
     assumptions: dict[Location, None]
     branching: bool
+    listed: bool
     hooked: set[Any]
     mutated_after_graph: dict[int, str]
     tagged: dict[int, tuple[torch.Tensor, dict[str, None]]]

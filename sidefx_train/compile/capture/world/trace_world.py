@@ -77,6 +77,7 @@ class TraceWorld(CaptureWorldAPI):
         last_error: the exception that C code raised last, with the callable and the user's line.
         class_writes: attributes the step set on classes: ``(class, name) -> value``.
         branching: a branch of ``torch.cond`` is being interpreted.
+        listed: floats of a tensor were listed by ``tolist``.
         assumptions: locations of assumed conditions.
         writes: operations that write to tensors.
         inference: inference mode contexts that the step has entered.
@@ -144,6 +145,7 @@ class TraceWorld(CaptureWorldAPI):
         self.pending_state: list[tuple[Callable[[], None], Callable[[], None]]] = []
         self.writes = WriteLog(tracer.graph)
         self.branching = False
+        self.listed = False
         self.assumptions: dict[Location, None] = {}
         self.inference: list[Any] = []
         self.reentering_classes: dict[type, type] = {}

@@ -154,3 +154,61 @@ def test_chosen_rows_next_to_a_convolution():
         return Program(step, batches((8, 6), classes=3), (model, optimizer))
 
     parity(make, steps=4, backend="inductor", autotune="off")
+
+
+# ---------------------------------------------------------------------- masks that depend on no input
+def _off_diagonal():
+    return ~torch.eye(6, dtype=torch.bool)
+
+
+def _written_mask():
+    mask = torch.eye(6, dtype=torch.bool)
+    mask[0] = True
+    return mask
+
+
+MASKS = {
+    "off the diagonal": _off_diagonal,
+    "triangle": lambda: torch.ones(6, 6).triu(1).bool(),
+    "rows": lambda: torch.arange(6) % 2 == 0,
+    "nothing": lambda: torch.zeros(6, 6, dtype=torch.bool),
+    "written": _written_mask,
+}
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("make_mask", MASKS.values(), ids=MASKS)
+def test_elements_of_a_constant_mask(make_mask, transposed):
+    def make() -> Program:
+        weight = torch.randn(6, 6, requires_grad=True)
+
+        def step(x):
+            scores = (x @ weight).t() if transposed else x @ weight
+            picked = scores[make_mask()]
+            weight.grad = None
+            (picked.square().sum() + scores.sum()).backward()
+            return picked.detach()
+
+        return Program(step, lambda i: (torch.randn(6, 6),), (weight,))
+
+    parity(make, steps=3)
+
+
+def test_a_constant_mask_has_a_known_number_of_elements():
+    """Regression: under Inductor the contrastive loss of SimCLR did not compile."""
+
+    def make() -> Program:
+        front = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, 2, 1), torch.nn.Flatten())
+        model = torch.nn.Sequential(front, torch.nn.Linear(64, 5))
+
+        def step(a, b):
+            views = torch.cat([model(a), model(b)])
+            scores = (views @ views.T)[~torch.eye(len(views), dtype=torch.bool)].view(len(views), -1)
+            loss = torch.nn.functional.cross_entropy(scores, torch.arange(len(views)) // 2)
+            model.zero_grad()
+            loss.backward()
+            return loss.detach()
+
+        return Program(step, lambda i: (torch.randn(3, 3, 8, 8), torch.randn(3, 3, 8, 8)), (model,))
+
+    parity(make, steps=2, backend="inductor")

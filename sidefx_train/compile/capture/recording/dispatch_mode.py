@@ -17,6 +17,7 @@ from torch import fx
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.recording import warning_watch
 from sidefx_train.compile.capture.recording.constant_folding import constant_value
+from sidefx_train.compile.capture.recording.constant_masks import select, selected_count
 from sidefx_train.compile.capture.recording.eager_parity.derivatives import fill_picked, multiplies_picked
 from sidefx_train.compile.capture.recording.eager_parity.foreach import count_lists, one_after_another
 from sidefx_train.compile.capture.recording.eager_parity.kernel_errors import check_kernel
@@ -148,10 +149,14 @@ class RepeatingMode(compat.RecordingMode):
         return made
 
     def _as_own_operator(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Records an operator of this library for some calls that no operator of torch's expresses in a graph."""
+        """Records other operators for some calls: this library's, or those whose results have known sizes."""
         if multiplies_picked(func, args):
             with self:
                 return fill_picked(*args)
+        count = selected_count(self.graph_tracer, func, args)
+        if count is not None:
+            with self:
+                return select(args[0], args[1][0], count)
         layout = resized(func, args, kwargs)
         if layout is not None:
             with self:

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 import sidefx_train
 from sidefx_train.compile.gpu.replaying import recording_on_host
+from sidefx_train.compile.gpu.simulation import recorder
 from sidefx_train.compile.gpu.simulation.recorder import HostRecorder
 from tests.fuzz import accumulation
 from tests.gpu.compare import check
@@ -28,9 +29,9 @@ _NOT_RECORDED = {programs.mlp_adam_capturable}
 
 @pytest.fixture(autouse=True)
 def device():
-    recorder = HostRecorder()
-    with recording_on_host(recorder):
-        yield recorder
+    made = HostRecorder()
+    with recording_on_host(made):
+        yield made
 
 
 @pytest.mark.parametrize("make", [each for each in programs.REPLAYED if each not in _NOT_RECORDED])
@@ -177,6 +178,32 @@ def test_what_cannot_be_recorded_runs_plainly_and_the_report_says_so():
         assert torch.equal(compiled(x), step(x))
     graph = compiled.report().captures[0].cuda_graph
     assert "nonzero" in graph.refused or "depends on data" in graph.refused
+
+
+@pytest.mark.parametrize("after", [0, 7, None], ids=["first", "eighth", "last"])
+def test_memory_that_runs_out_while_recording_leaves_eager_s_values(device, monkeypatch, after):
+    """Nothing that the recording wrote before it remains; the calls run plainly."""
+    made = recorder._Recorder
+
+    class Exhausted(made):  # type: ignore[misc, valid-type]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if len(self.calls) == after:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+            return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def record(run: Any, pool: Any) -> Any:
+        def exhausting() -> Any:
+            run()
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+        return HostRecorder.record(device, run if after is not None else exhausting, pool)
+
+    monkeypatch.setattr(recorder, "_Recorder", Exhausted)
+    monkeypatch.setattr(device, "record", record)
+    training, _, _ = both(lambda training, call: None)
+    assert training.graph.refused.startswith("cannot be recorded: OutOfMemoryError: CUDA out of memory")
+    assert training.graph.plain[training.graph.refused] == len(BATCHES) - 1 and not training.graph.memory
+    assert training.step.report().fallback_count == 0
 
 
 def test_a_recording_that_fails_leaves_everything_usable(device, monkeypatch):

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
 
 
+_FOUND = "found_inf_per_device"
+
+
 @registry.intercept(torch.amp.GradScaler._lazy_init_scale_growth_tracker)
 def _first_scale(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if world.heap.record_of(args[0]) is None:
@@ -35,7 +38,7 @@ def _first_scale(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any
 def _step_if_finite(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls ``optimizer.step()``, and predicates its writes by the flag that no gradient is infinite."""
     _, optimizer, state, *rest = args
-    found = world.interp.iterate(world.interp.call(dict.values, (state["found_inf_per_device"],), {}))
+    found = world.interp.iterate(world.interp.call(dict.values, (world.interp.getitem(state, _FOUND),), {}))
     record = world.heap.record_of(optimizer)
     if len(found) != 1 or world.branching or not isinstance(record, InstanceRecord) or found[0].numel() != 1:
         return ABSENT

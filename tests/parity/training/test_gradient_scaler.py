@@ -168,6 +168,28 @@ def test_state_that_the_step_reads_after_its_update():
     check(make)
 
 
+def test_only_the_update_is_captured():
+    """The gradients were unscaled outside."""
+
+    def make():
+        program = trained(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9))
+        model, optimizer, (scaler,), *_ = program.watch
+
+        def batch(index):
+            if index:
+                scaler.update()
+            optimizer.zero_grad()
+            x, y = program.batch(index)
+            scaler.scale(F.cross_entropy(model(x), y)).backward()
+            scaler.unscale_(optimizer)
+            return ()
+
+        return Program(lambda: scaler.step(optimizer), batch, (model, optimizer))
+
+    report = check(make, steps=4, captures=None)  # the dict of flags is another in every call
+    assert report.replays == 3, f"{report}"
+
+
 class Noisy(torch.optim.Optimizer):
     """Draws noise for its update, and replaces the memory of what it averages."""
 

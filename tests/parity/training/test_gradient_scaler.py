@@ -150,6 +150,19 @@ def test_python_objects_that_the_update_changes():
     assert {record.code: record.count for record in report.fallbacks} == {"SFX211": 1, "SFX208": 3}, f"{report}"
 
 
+def test_many_skipped_steps_of_an_update_that_changes_python_objects():
+    """What does not hold often is assumed no longer: the update runs between two parts."""
+
+    def make():
+        program = trained(torch.optim.SGD, (1, 2, 3, 6))
+        optimizer, counts = program.watch[1], []
+        optimizer.register_step_post_hook(lambda *_: counts.append("updated"))
+        return Program(program.step, program.batch, (*program.watch, counts))
+
+    report = parity(make, steps=9, whole=False, captures=None)
+    assert [record.code for record in report.breaks] == ["SFX101"] and report.replays, f"{report}"
+
+
 def test_state_that_the_step_reads_after_its_update():
     """The host does not know whether the counter has advanced."""
 

@@ -7,6 +7,7 @@ decides, on the device, and the host need not know.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -91,9 +92,12 @@ class PredicatedRegion:
             tensor = source
         if tensor in self._before or tensor.op == "placeholder":
             return tensor
-        known = (node.meta.get("val") for node in self._before)
-        shared = any(safe_isinstance(held, torch.Tensor) and _storage(held) == storage for held in known)
-        return None if shared else _INSIDE
+        return None if storage in self._storages_before else _INSIDE
+
+    @functools.cached_property
+    def _storages_before(self) -> set[int]:
+        values = [node.meta.get("val") for node in self._before]
+        return {compat.storage_id(value) for value in values if safe_isinstance(value, torch.Tensor)}
 
     def _predicate(self, tensor: fx.Node) -> None:
         graph, fake_mode = self._tracer.graph, self._tracer.fake_mode
@@ -114,7 +118,3 @@ class PredicatedRegion:
 
 
 _INSIDE = object()
-
-
-def _storage(tensor: torch.Tensor) -> int | None:
-    return compat.storage_id(tensor) if tensor.layout is torch.strided else None

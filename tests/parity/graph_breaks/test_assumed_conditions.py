@@ -298,3 +298,30 @@ def test_algebra_is_not_arithmetic(question, inside, backend):
         found = run(make, len(NUMBERS), lambda fn: sidefx_train.compile(fn, backend=backend))
     for i, (want, have) in enumerate(zip(expected, found, strict=True)):
         same(want.outcome, have.outcome, f"{NUMBERS[i]}", True)
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_a_size_from_data_that_may_only_raise(backend):
+    """Metrics count distinct labels; the check is a condition on the size of a result."""
+
+    def make() -> Program:
+        model = mlp()
+
+        def step(x, y):
+            if len(torch.unique(y)) > 3:
+                raise RuntimeError("too many labels")
+            if (y > 1).nonzero().shape[0] * 2 > 9:
+                raise ValueError("too large")
+            loss = F.cross_entropy(model(x), y % 3)
+            model.zero_grad()
+            loss.backward()
+            return loss.detach()
+
+        labels = [[0, 1, 1, 0, 0], [0, 1, 2, 2, 1], [0, 1, 2, 3, 4], [2, 2, 2, 2, 2], [0, 1, 2, 1, 0]]
+        return Program(step, lambda index: (torch.randn(5, 6), torch.tensor(labels[index])), (model,))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sidefx_train.errors.SideFXWarning)
+        report = parity(make, steps=5, backend=backend, captures=1, whole=False)
+    assert not report.breaks
+    assert {found.code: found.count for found in report.fallbacks} == {"SFX208": 2}

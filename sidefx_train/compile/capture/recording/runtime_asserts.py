@@ -124,6 +124,9 @@ class _Tensors:
     def _constant(self, number: Any) -> fx.Node | None:
         if type(number) is not float and not _is_exact(number):
             return None
+        return self._filled(number)
+
+    def _filled(self, number: Any) -> fx.Node:
         place = {"dtype": self._dtype, "device": torch.device("cpu")}
         return append(self._tracer, aten.scalar_tensor.default, number, **place)
 
@@ -133,6 +136,8 @@ class _Tensors:
             if given.dtype.is_floating_point != self._dtype.is_floating_point:
                 return None
             return copy_of_item(self._tracer, node, self._dtype)
+        if node.target is aten.sym_size.int:  # of a tensor whose size depends on data; below 2**53
+            return self._filled(node)
         op = _ARITHMETIC.get(node.target)  # type: ignore[arg-type]
         operands = [self.of(arg) for arg in node.args] if op is not None else [None]
         return None if None in operands else append(self._tracer, op, *operands)

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
+from sidefx_train.compile.capture.world.symbolic_numbers import scalar_tensors
 from tests.support.parity import Program, batches, mlp, parity
 from tests.support.training_steps import trained
 
@@ -203,3 +204,22 @@ def test_numbers_of_a_count_are_rounded_as_the_kernel_does(dtype, backend):
         return Program(step, lambda index: (torch.ones(3), 0.9 + index / 100), (total, product, seen))
 
     parity(make, steps=5, captures=2, backend=backend)
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_counters_that_an_optimizer_keeps_on_its_device(foreach, monkeypatch):
+    """As on a GPU, where ASGD reads its state at every update, the first included."""
+    monkeypatch.setattr(scalar_tensors, "_readable", scalar_tensors.is_read_on_host)
+
+    def make():
+        model = mlp()
+        optimizer = torch.optim.ASGD(model.parameters(), lr=0.1, t0=2.0, foreach=foreach)
+
+        def step(x, y):
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return Program(step, batches((5, 6), classes=3), (model, optimizer))
+
+    parity(make, steps=6, captures=None)

@@ -57,6 +57,8 @@ def tensor_shadow(heap: ShadowTableAPI, real: torch.Tensor, source: Source) -> A
         and (heap.below(source, heap.static_roots) or safe_isinstance(real, torch.nn.Parameter))
     )
     place = heap.sources.const(real, source.label) if static else source
+    if static and heap.below(source, heap.host_roots):
+        heap.host_roots.add(id(place))
     if static:
         heap.guard("is", source, real)
     dynamic = frozenset() if static else _dynamic(heap, real, source)

@@ -105,7 +105,12 @@ def _of_input(world: CaptureContext, record: TensorRecord, before: fx.Node | Non
 
 def _readable(world: CaptureContext, record: TensorRecord) -> bool:
     """Returns True for a tensor on the host, and for a counter that an optimizer keeps on its device and reads."""
-    return record.real.device.type == "cpu" or world.heap.below(record.source, world.heap.host_roots)
+    return record.real.device.type == "cpu" or is_read_on_host(world, record)
+
+
+def is_read_on_host(world: CaptureContext, record: TensorRecord) -> bool:
+    """Returns True for a counter that an optimizer keeps on its device and reads at every update."""
+    return world.heap.below(record.source, world.heap.host_roots)
 
 
 def _computed(world: CaptureContext, node: fx.Node, before: fx.Node | None) -> Any:

@@ -1,9 +1,9 @@
 """``fit``: a training loop over Lightning Fabric, with the step captured as one graph.
 
 Fabric places model and data, applies strategy and precision, and writes checkpoints. This module adds epochs, progress,
-metrics, validation and exact resume. On one device a step is a plain function (forward, loss, backward, update,
-zero_grad) passed to :func:`sidefx_train.compile`. With several devices, Fabric's own wrappers run it and the report
-says so.
+metrics, validation and exact resume. On one device, and in several processes on the CPU, a step is a plain function
+(forward, loss, backward, update, zero_grad) passed to :func:`sidefx_train.compile`. Otherwise Fabric's own wrappers run
+it and the report says so.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from typing import Any, Literal
 
 import lightning
 import torch
-from lightning.fabric.strategies import SingleDeviceStrategy
+from lightning.fabric.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from sidefx_train.callbacks.registration import intercept_logging
 from sidefx_train.callbacks.training_step import Lightning, ignores_argument, plain_scaler
@@ -105,7 +106,7 @@ def fit(
         metrics: a torchmetrics Metric, MetricCollection, or dict of Metrics, updated with ``(output, target)``.
         precision: as for Fabric: ``"32-true"``, ``"bf16-mixed"``, ``"64-true"``, ...
         accelerator: as for Fabric.
-        devices: as for Fabric; with several, nothing is captured.
+        devices: as for Fabric; with several, steps are captured for plain modules on the CPU with the strategy "ddp".
         strategy: as for Fabric.
         compile: capture the step; ``False`` runs it eagerly.
         warmup: ``"background"``: training starts at once, and the captured step takes over when it is compiled;
@@ -252,12 +253,15 @@ class _Run:
         self.wrapped, self.wrapped_optimizers = wrapped[0], list(wrapped[1:])
 
         reason = self._reason_not_to_compile() if options is not None else None
-        self.plain = reason is None and self._is_plain()
-        self.model = model if self.plain else self.wrapped
+        plain = self._plain_module() if reason is None else None
+        self.plain = plain is not None
+        self.model = self.wrapped if plain is None else plain
         self._left = reason
         step = self._make_step()
         self.compiled: Any = None
         if options is not None and reason is None:
+            if self.model is not model:  # all processes change over to the captured step at the same call
+                options = {**options, "warmup": "now"}
             if self.is_lightning:
                 intercept_logging(Lightning(model))
             step = self.compiled = compile_step(step, **options)
@@ -268,11 +272,20 @@ class _Run:
         self._indexed = self.is_lightning and not ignores_argument(model.training_step, 2)
 
     # ------------------------------------------------------------------ the step
-    def _is_plain(self) -> bool:
-        return type(self.fabric.strategy) is SingleDeviceStrategy and self.wrapped.module is self.original
+    def _plain_module(self) -> nn.Module | None:
+        """Returns what a step without Fabric's wrappers calls: the model, or its DistributedDataParallel on the CPU."""
+        strategy = self.fabric.strategy
+        if self.wrapped.module is not self.original:
+            return None
+        if type(strategy) is SingleDeviceStrategy:
+            return self.original
+        wrapper = self.wrapped._forward_module
+        on_cpu = type(strategy) is DDPStrategy and self.fabric.device.type == "cpu"
+        found = on_cpu and not self.is_lightning and type(wrapper) is DistributedDataParallel
+        return wrapper if found else None
 
     def _reason_not_to_compile(self) -> str | None:
-        if not self._is_plain():
+        if self._plain_module() is None:
             return f"strategy {type(self.fabric.strategy).__name__} wraps the model"
         precision = self.fabric.strategy.precision
         if not plain_scaler(precision):
@@ -284,7 +297,7 @@ class _Run:
         return None
 
     def _make_step(self) -> Callable[..., Any]:
-        """Returns ``step(batch, batch_idx) -> (loss, output)``, detached; on one device without Fabric's wrappers."""
+        """Returns ``step(batch, batch_idx) -> (loss, output)``, detached; a plain one without Fabric's wrappers."""
         compute, zero_after = self._compute(self.model, self.plain), not self.manual
         optimizer = (self.optimizers if self.plain else self.wrapped_optimizers)[0]
         scaler = getattr(self.fabric.strategy.precision, "scaler", None) if self.plain else None

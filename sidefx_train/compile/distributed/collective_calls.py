@@ -237,10 +237,13 @@ def _other_attribute(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str,
     world.heap.refuse(CODE, f"reads .{args[1]} of the Work of torch.distributed.{args[0].name}")
 
 
+_BEFORE_2_13 = {"all_gather_single": "all_gather_into_tensor", "reduce_scatter_single": "reduce_scatter_tensor"}
+"""Names under which earlier releases define what is a deprecated wrapper later."""
+
 if dist.is_available():
     for _name, _handler in _HANDLERS.items():
-        if hasattr(dist, _name):
-            _collective(getattr(dist, _name))(_handler)
+        _defined = _name if hasattr(dist, _name) else _BEFORE_2_13[_name]
+        _collective(getattr(dist, _defined))(_handler)
 
 
 @registry.AT_END.append

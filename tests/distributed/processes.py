@@ -20,7 +20,7 @@ _MARGIN = 20
 """Seconds after the deadline, at which a process ends itself, until it is killed."""
 
 
-def in_two_processes(work: Any, *args: Any, seconds: int = 240) -> None:
+def in_two_processes(work: Any, *args: Any, seconds: int = 120) -> None:
     """Runs ``work(rank, *args)`` in two processes.
 
     Args:

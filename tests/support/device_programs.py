@@ -293,9 +293,17 @@ def averaged(device: str) -> Program:
 
 
 def bfloat16(device: str) -> Program:
-    net = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 3)).bfloat16().to(device)
-    program = trained(net, torch.optim.AdamW(net.parameters(), lr=0.01), labeled(device))
-    return Program(lambda x, y: program.step(x.bfloat16(), y), program.batch, program.watch)
+    net = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 4)).bfloat16().to(device)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+
+    def step(x: Any, y: Any) -> Any:
+        loss = F.cross_entropy(net(x.bfloat16()).float(), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return Program(step, on(device, batches((5, 8), classes=4)), (net, optimizer))
 
 
 def cnn(device: str) -> Program:

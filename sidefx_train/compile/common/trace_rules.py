@@ -31,7 +31,6 @@ NATIVE_PYTHON = (
     "torch.functional",
     "torch._tensor",
     "torch.autograd",
-    "torch.utils._foreach_utils",
     "torch.overrides",
     "torch.jit",
     "torch._jit_internal",

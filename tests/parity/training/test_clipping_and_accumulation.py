@@ -355,3 +355,12 @@ def test_leftover_gradient_of_a_frozen_parameter():
         return Program(step, batches((5, 6), classes=3), (model, optimizer))
 
     parity(make, captures=2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "operators"), [("norm", ["_foreach_norm", "_foreach_mul_"]), ("value", ["_foreach_clamp"])]
+)
+def test_operators_of_lists_are_called_where_eager_calls_them(kind, operators):
+    """On a GPU their kernels sum in another order than those of single tensors."""
+    graph = parity(lambda: clipped(kind=kind)).sources()["graph"]
+    assert all(operator in graph for operator in operators), graph

@@ -94,6 +94,7 @@ from sidefx_train.torch_compat.fakes.tensors import quiet_fakes as quiet_fakes
 from sidefx_train.torch_compat.fakes.tensors import real_world as real_world
 from sidefx_train.torch_compat.fakes.tensors import set_memory as set_memory
 from sidefx_train.torch_compat.fakes.tensors import set_strides as set_strides
+from sidefx_train.torch_compat.fakes.tensors import uncached as uncached
 from sidefx_train.torch_compat.fakes.tensors import unsupported_fake_errors as unsupported_fake_errors
 from sidefx_train.torch_compat.fakes.tensors import without_recording as without_recording
 from sidefx_train.torch_compat.functionalization import below_functionalization as below_functionalization

@@ -175,6 +175,16 @@ def quiet_fakes() -> Iterator[None]:
 
 
 @contextmanager
+def uncached(fake_mode: FakeTensorMode) -> Iterator[None]:
+    """Context whose fake results are computed, not taken from the cache that all fake modes share."""
+    before, fake_mode.cache_enabled = fake_mode.cache_enabled, False
+    try:
+        yield
+    finally:
+        fake_mode.cache_enabled = before
+
+
+@contextmanager
 def without_recording(fake_mode: FakeTensorMode) -> Iterator[None]:
     """Context whose operations run on fake tensors without effect on graph or guards."""
     from torch.utils._python_dispatch import _disable_current_modes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
 
 import sidefx_train
 from sidefx_train import torch_compat as compat
@@ -232,3 +233,20 @@ def test_every_pass_is_checked(stage, breaks, monkeypatch, tmp_path):
         step(torch.ones(3, 4))
     assert f"after {stage}: " in str(error.value)
     assert breaks is leaves_two_of_a_name or "\n> %" in str(error.value), "the nodes around it are not shown"
+
+
+def test_strides_that_another_dispatcher_left_in_the_cache_of_fake_modes():
+    """Regression: a step was not captured if the functionalization of another had expanded a scalar to one element."""
+
+    def step(k):
+        weight = torch.tensor([k * 0.5], requires_grad=True)
+        (weight * weight).sum().backward()
+        return weight.grad
+
+    compat.FakeTensorMode.cache_clear()
+    with compat.new_fake_mode(compat.new_shape_env()), enable_python_dispatcher():
+        assert aten.expand.default(torch.empty(()), [1]).stride() == (1,), "another dispatcher's strides are the same"
+    run = sidefx_train.compile(step, backend="aot_eager")
+    assert torch.equal(run(3), torch.tensor([3.0]))
+    assert run.report().graph_count == 1, run.report()
+    compat.FakeTensorMode.cache_clear()

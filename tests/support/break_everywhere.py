@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
+from sidefx_train.compile.capture.resume.resume_function import is_continuation
 from sidefx_train.compile.capture.resume.suspension import StopPoint, stop_points
-from sidefx_train.compile.pipeline import capture_step
+from sidefx_train.compile.pipeline.capture_step import CaptureRun
 from sidefx_train.compile.pipeline.captured import CaptureFailed
 from sidefx_train.errors import Unsupported
 
@@ -35,22 +36,23 @@ class Cuts:
 def stopped_at(count: int) -> Iterator[Cuts]:
     """Makes every capture of a step meet an unsupported operation before its ``count``-th instruction."""
     cuts = Cuts()
-    capture_once, suspend = capture_step._capture_once, Interpreter.suspend
+    run, suspend = CaptureRun.run, Interpreter.suspend
     stopping = False
 
-    def once(fn: Any, args: Any, kwargs: Any, name: str, spec: Any, point: Any, in_order: bool) -> Any:
+    def once(self: CaptureRun) -> Any:
         nonlocal stopping
-        if point is not None or capture_step.is_continuation(fn):
+        if self.point is not None or is_continuation(self.fn):
             try:
-                made = capture_once(fn, args, kwargs, name, spec, point, in_order)
+                made = run(self)
             except CaptureFailed:
-                cuts.refused += point is not None
+                cuts.refused += self.point is not None
                 raise
-            cuts.made += point is not None
+            cuts.made += self.point is not None
             return made
         stopping = True
+        point = StopPoint(count, 0, "SFX103", _REASON, None)
         try:
-            made = capture_once(fn, args, kwargs, name, spec, StopPoint(count, 0, "SFX103", _REASON, None), in_order)
+            made = run(CaptureRun(self.fn, self.args, self.kwargs, self.name, self.spec, point, self.in_order))
         except CaptureFailed as stop:
             if stop.reason == _REASON:
                 stop.points = stop_points(stop.__cause__, stop.code, stop.reason, stop.location)
@@ -67,6 +69,6 @@ def stopped_at(count: int) -> Iterator[Cuts]:
         return suspend(interpreter)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(capture_step, "_capture_once", once)
+        patch.setattr(CaptureRun, "run", once)
         patch.setattr(Interpreter, "suspend", interrupted)
         yield cuts

@@ -74,7 +74,7 @@ def capture(
     """
 
     def once(known: Specialization, point: StopPoint | None) -> Captured | Specialization | StopPoint:
-        return _capture_once(fn, args, kwargs, name, known, point, in_order)
+        return CaptureRun(fn, args, kwargs, name, known, point, in_order).run()
 
     if torch.cuda.is_initialized():
         with compat.outside_tracing():
@@ -124,19 +124,6 @@ def _before_rest(once: _Once, spec: Specialization, rest: StopPoint) -> Captured
         return None
 
 
-def _capture_once(
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    name: str,
-    spec: Specialization,
-    point: StopPoint | None,
-    in_order: bool,
-) -> Captured | Specialization | StopPoint:
-    """Returns a capture, or another specialization to try, or where a native rest of the step begins."""
-    return _CaptureRun(fn, args, kwargs, name, spec, point, in_order).run()
-
-
 @dataclass(frozen=True)
 class _Traced:
     """What a run of the interpreter recorded.
@@ -160,7 +147,7 @@ class _Traced:
     self_invalidated: str
 
 
-class _CaptureRun:
+class CaptureRun:
     """One run of a step on shadows, with one specialization.
 
     Attributes:

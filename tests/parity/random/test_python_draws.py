@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 import sidefx_train
 from tests.support.parity import Program, parity
+from tests.support.training_steps import ROWS, WIDTH, stacked
 
 OWN, NUMPY = random.Random(), np.random.default_rng()
-ROWS, WIDTH = 5, 4
 
 
 def states():
@@ -34,25 +33,6 @@ def between(program, index):
     if not index:
         seed()
     program.watch[-1].append(repr(states()))
-
-
-def trained(body, batch=lambda i: (torch.randn(ROWS, WIDTH),), layers=2):
-    """A factory of a step that trains with the loss ``body(model, *batch)``."""
-
-    def make():
-        model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(layers)])
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-        def step(*args):
-            loss = body(model, *args)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return Program(step, batch, [model, optimizer, []])
-
-    return make
 
 
 def coin(draw):
@@ -78,7 +58,7 @@ def coin(draw):
     ids=["python", "own", "numpy", "generator", "uniform", "keywords", "gauss", "normal"],
 )
 def test_each_side_of_a_random_decision_is_captured_once(draw):
-    report = parity(trained(coin(draw)), steps=12, captures=2, between=between)
+    report = parity(stacked(coin(draw)), steps=12, captures=2, between=between)
     assert len(report.captures) == 2
     assert "draw" not in report.recaptures[0].source
     assert report.recaptures[0].source.endswith("()")
@@ -99,7 +79,7 @@ def test_a_drawn_factor_is_an_input_of_the_graph(mixed):
         share = mixed()
         return model(share * x + (1 - share) * x.flip(0)).square().mean()
 
-    parity(trained(body), steps=8, between=between)
+    parity(stacked(body), steps=8, between=between)
 
 
 def test_drawn_integers_and_choices_are_captured_once_each():
@@ -109,7 +89,7 @@ def test_drawn_integers_and_choices_are_captured_once_each():
         layer = random.choice(list(model))
         return layer(x.roll(start, 0))[size:].square().mean()
 
-    parity(trained(body), steps=12, captures=8, between=between)
+    parity(stacked(body), steps=12, captures=8, between=between)
 
 
 def test_rare_combinations_of_decisions_are_captured_in_parts():
@@ -122,7 +102,7 @@ def test_rare_combinations_of_decisions_are_captured_in_parts():
                 x = F.dropout(layer(x), 0.1)
         return x.square().mean()
 
-    report = parity(trained(body, layers=5), steps=40, captures=None, whole=False, between=between)
+    report = parity(stacked(body, layers=5), steps=40, captures=None, whole=False, between=between)
     assert len(report.captures) == 9 and not report.fallbacks
     assert {found.code for found in report.breaks} == {"SFX103"}
     assert report.replays == 40
@@ -134,7 +114,7 @@ def test_a_decision_that_needs_the_very_float_is_left_to_python():
         names[random.random()] = 1.0  # hashes it
         return model(x).square().mean() * sum(names.values())
 
-    report = parity(trained(body), steps=8, captures=None, whole=False, between=between)
+    report = parity(stacked(body), steps=8, captures=None, whole=False, between=between)
     assert len(report.captures) <= 2 and not report.fallbacks
 
 
@@ -146,7 +126,7 @@ def test_an_entry_that_does_not_fit_takes_its_draws_back():
     def batch(index):
         return (torch.randn(3 + index % 3, WIDTH),)
 
-    parity(trained(body, batch), steps=12, captures=6, between=between)
+    parity(stacked(body, batch), steps=12, captures=6, between=between)
 
 
 def test_a_failing_graph_takes_its_draws_back():
@@ -157,7 +137,7 @@ def test_a_failing_graph_takes_its_draws_back():
     def batch(index):
         return torch.randn(ROWS, WIDTH), torch.full((ROWS,), WIDTH if index % 3 == 2 else 1)
 
-    report = parity(trained(body, batch), steps=9, captures=2, whole=False, between=between)
+    report = parity(stacked(body, batch), steps=9, captures=2, whole=False, between=between)
     assert {found.code for found in report.fallbacks} == {"SFX202"}
 
 
@@ -171,7 +151,7 @@ def test_a_failed_assumption_takes_the_draws_back():
     def batch(index):
         return (torch.full((ROWS, WIDTH), float("nan") if index == 4 else 1.0),)
 
-    report = parity(trained(body, batch), steps=7, captures=1, whole=False, between=between)
+    report = parity(stacked(body, batch), steps=7, captures=1, whole=False, between=between)
     assert [found.code for found in report.fallbacks] == ["SFX208"]
 
 
@@ -182,7 +162,7 @@ def test_another_generator_in_its_place():
     def make():
         holder = Holder()
         holder.generator = random.Random(1)
-        program = trained(lambda model, x: model(x).sum() * holder.generator.random())()
+        program = stacked(lambda model, x: model(x).sum() * holder.generator.random())()
         program.watch.insert(0, holder)
         return Program(program.step, program.batch, [*program.watch[1:], []]), holder
 
@@ -210,7 +190,7 @@ def test_generators_in_arguments_and_created_in_the_step(make_generator):
 
     def run(wrap):
         torch.manual_seed(0)
-        program = trained(body, batch)()
+        program = stacked(body, batch)()
         step, found = wrap(program.step), []
         for index in range(4):
             x, generator = batch(index)
@@ -224,7 +204,7 @@ def test_decisions_after_the_last_tensor_operation_are_not_guards():
     log = []
 
     def make():
-        program = trained(lambda model, x: model(x).square().mean() * random.random())()
+        program = stacked(lambda model, x: model(x).square().mean() * random.random())()
 
         def step(x):
             loss = program.step(x)
@@ -245,7 +225,7 @@ def test_other_uses_of_the_generator_keep_their_order(read):
         found = read()
         return y.sum() * random.random() if found is None else y.sum() * (found[1][-1] + random.random())
 
-    parity(trained(body), steps=5, captures=None, whole=False, between=between)
+    parity(stacked(body), steps=5, captures=None, whole=False, between=between)
 
 
 def test_a_draw_in_a_backward_outside_happens_there():
@@ -279,7 +259,7 @@ def test_a_recomputed_region_draws_again():
 
         return torch.utils.checkpoint.checkpoint(region, x, use_reentrant=False).square().mean()
 
-    parity(trained(body), steps=4, captures=None, whole=False, between=between)
+    parity(stacked(body), steps=4, captures=None, whole=False, between=between)
 
 
 def test_in_the_background():
@@ -288,7 +268,7 @@ def test_in_the_background():
     def run(wrap):
         torch.manual_seed(0)
         seed()
-        program = trained(coin(random.random))()
+        program = stacked(coin(random.random))()
         step, found = wrap(program.step), []
         for index in range(10):
             found += [step(*program.batch(index)).item(), repr(states())]
@@ -302,4 +282,4 @@ def test_in_the_background():
 
 
 def test_under_inductor_with_its_comparisons():
-    parity(trained(coin(random.random)), steps=6, captures=2, backend="inductor", between=between, keep_slower=False)
+    parity(stacked(coin(random.random)), steps=6, captures=2, backend="inductor", between=between, keep_slower=False)

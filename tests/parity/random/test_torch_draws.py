@@ -5,37 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import sidefx_train
 from tests.support.parity import Program, parity
-
-ROWS, WIDTH = 5, 4
+from tests.support.training_steps import ROWS, WIDTH, stacked
 
 
 def between(program, index):
     """Keeps the random state after every call; :func:`parity` seeds before each."""
     program.watch[-1].append(torch.get_rng_state())
-
-
-def trained(body, batch=lambda i: (torch.randn(ROWS, WIDTH),), layers=2):
-    """A factory of a step that trains with the loss ``body(model, *batch)``."""
-
-    def make():
-        model = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(layers))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-        def step(*args):
-            loss = body(model, *args)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return Program(step, batch, [model, optimizer, []])
-
-    return make
 
 
 OWN = torch.Generator()
@@ -57,7 +36,7 @@ def test_each_side_of_a_random_decision_is_captured_once(decide):
         y = F.dropout(model[0](x), 0.3)
         return (y * 2 if decide() else model[1](F.dropout(y, 0.2))).square().mean()
 
-    report = parity(trained(body), steps=12, captures=2, between=between)
+    report = parity(stacked(body), steps=12, captures=2, between=between)
     assert len(report.captures) == 2
 
 
@@ -77,7 +56,7 @@ def test_draws_of_every_kind_before_a_decision_keep_the_place_in_the_sequence():
             OWN.set_state(states[0])
         between(program, index)
 
-    parity(trained(body), steps=8, captures=2, between=between_with_own)
+    parity(stacked(body), steps=8, captures=2, between=between_with_own)
 
 
 def test_dropped_layers_whose_number_is_used_too():
@@ -89,7 +68,7 @@ def test_dropped_layers_whose_number_is_used_too():
             x = F.dropout(layer(x), 0.1) / chance
         return x.square().mean() if x.requires_grad else model[0](x).square().mean()
 
-    report = parity(trained(body, layers=4), steps=30, captures=None, whole=False, between=between)
+    report = parity(stacked(body, layers=4), steps=30, captures=None, whole=False, between=between)
     assert len(report.captures) <= 9 and not report.fallbacks
 
 
@@ -100,7 +79,7 @@ def test_a_draw_that_depends_on_values_before_a_decision(before):
         y = y + before(y.detach())
         return (y * 2 if torch.rand([]) < 0.5 else y).square().mean()
 
-    report = parity(trained(body), steps=5, captures=None, whole=False, between=between)
+    report = parity(stacked(body), steps=5, captures=None, whole=False, between=between)
     assert {found.code for found in report.breaks} == {"SFX101"} and not report.fallbacks
 
 
@@ -110,7 +89,7 @@ def test_changing_batch_sizes():
         return (y * 2 if torch.rand([]) < 0.5 else y).square().mean()
 
     report = parity(
-        trained(body, lambda i: (torch.ones(3 + i % 3, WIDTH),)),
+        stacked(body, lambda i: (torch.ones(3 + i % 3, WIDTH),)),
         steps=15,
         captures=None,
         whole=False,
@@ -130,14 +109,14 @@ def test_a_recomputed_region_and_saved_states():
             y = y + torch.rand(1)
         return (model[1](y) if torch.rand([]) < 0.5 else y).square().mean()
 
-    parity(trained(body), steps=8, captures=None, whole=False, between=between)
+    parity(stacked(body), steps=8, captures=None, whole=False, between=between)
 
 
 def test_an_index_into_a_list_of_layers():
     def body(model, x):
         return model[int(torch.randint(0, 3, (1,)))](x).square().mean()
 
-    parity(trained(body, layers=3), steps=9, captures=None, whole=False, between=between)
+    parity(stacked(body, layers=3), steps=9, captures=None, whole=False, between=between)
 
 
 def decided(x):

@@ -49,12 +49,14 @@ def _step_if_finite(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, 
     with torch.no_grad():
         flag = world.guarded(torch.eq, (found[0], 0), {})
     before, states = observe(world, [flag, *args, *kwargs.values()]), len(world.pending_state)
-    region = PredicatedRegion(world.tracer, flag)
+    region, rebound = PredicatedRegion(world.tracer, flag), world.heap.memory.count
     returned = world.interp.call(step, tuple(rest), kwargs)
     if len(world.pending_state) != states:
         return _first_step(world, "the optimizer creates its state")
     changes = difference(before, observe(world, [flag, returned, *args, *kwargs.values()]), writes=False)
     reason = region.why_not() or ("changes Python objects" if changes or returned is not None else "")
+    if world.heap.memory.count != rebound:
+        reason = "replaces the storage of a tensor"
     if not reason:
         region.close()
         return returned

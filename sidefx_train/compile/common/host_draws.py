@@ -125,6 +125,13 @@ def copy_of(generator: Any) -> Any:
     return _STATES[type(generator)].copy(generator)
 
 
+def _same(a: Any, b: Any) -> bool:
+    """Returns True for equal states, in which NumPy has arrays."""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+    return bool(np.array_equal(a, b)) if isinstance(a, np.ndarray) else bool(a == b)
+
+
 class HostDraws:
     """The draws of one entry.
 
@@ -168,11 +175,24 @@ class HostDraws:
                 torch.default_generator.set_state(self._torch_before)
 
     def take_back(self) -> None:
-        """Sets the generators to the states before the latest :meth:`draw`; the values stay, for messages."""
+        """Sets the generators to the states before the latest :meth:`draw`; the values stay, for messages.
+
+        A generator from which another thread has drawn since is left: its numbers must not be drawn twice.
+        """
         for (generator, state), before in zip(self._generators, self._before, strict=True):
-            state.write(generator, before)
+            if self._is_as_left(generator, state, before):
+                state.write(generator, before)
         if self._torch_before is not None:
             torch.default_generator.set_state(self._torch_before)
+
+    def _is_as_left(self, generator: Any, state: _State, before: Any) -> bool:
+        """Returns True if a generator is in the state that the draws from ``before`` led to."""
+        copy = state.copy(generator)
+        state.write(copy, before)
+        for draw in self._draws:
+            if draw.generator is generator:
+                draw.function(copy, *draw.args, **draw.kwargs)
+        return _same(state.read(copy), state.read(generator))
 
     def before(self, replay: _Replay, miss: Any, keep: bool = True) -> _Replay:
         """Returns ``replay`` behind the draws, which are taken back if it returns ``miss``, or always without

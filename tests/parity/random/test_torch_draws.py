@@ -146,3 +146,17 @@ def test_eagers_numbers_under_inductor():
         backend="inductor",
         rng="eager",
     )
+
+
+@pytest.mark.parametrize("draw", [lambda g: torch.rand(3, generator=g), lambda g: torch.ones(3).uniform_(generator=g)])
+def test_draws_that_name_the_default_generator_count(draw):
+    """Regression: the number behind them was foretold as if they had drawn nothing."""
+
+    def make():
+        def step(x):
+            draw(torch.default_generator)
+            return x * 2 if torch.rand(()) < 0.5 else x
+
+        return Program(step, lambda index: (torch.ones(()),), [])
+
+    parity(make, steps=8, captures=None, whole=False)

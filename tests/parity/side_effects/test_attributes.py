@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import io
+import random
+import types
 
 import pytest
 import torch
@@ -155,3 +159,25 @@ def test_dataclass_and_slots():
         self.made = Metrics(self.metrics.steps, loss.detach())
 
     check(body, fields=lambda: {"metrics": Metrics(), "slotted": Slotted(), "made": None}, captures=2)
+
+
+@pytest.mark.parametrize("base", [random.Random, types.SimpleNamespace, functools.partial, bytearray, io.StringIO])
+def test_attributes_that_an_object_of_a_class_in_c_gets_later(base):
+    """Regression: that an object without a shadow had no such attribute was not guarded."""
+    cls = type("Counting", (base,), {"n": 0})
+
+    def make():
+        held = cls(print) if base is functools.partial else cls()
+
+        def step(x):
+            held.n += 1
+            return x * held.n
+
+        def change(index):
+            if index == 4:
+                held.n = 10
+            return (torch.ones(2),)
+
+        return Program(step, change, [])
+
+    parity(make, steps=7, captures=None, whole=False)

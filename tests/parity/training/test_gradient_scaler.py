@@ -277,3 +277,20 @@ def test_step_is_not_captured_for_what_the_scaler_was():
             step(*program.batch(index))
         ends.append((scaler.state_dict(), program.watch[3]))
     assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("write", ["p.data = p.data - 0.1 * p.grad", "p.set_(p - 0.1 * p.grad)"])
+def test_updates_that_replace_a_parameters_storage(write):
+    """Regression: they were applied in a skipped step too, and the weights stayed NaN."""
+    code = compile(write, write, "exec")
+
+    class Replacing(torch.optim.Optimizer):
+        def __init__(self, params):
+            super().__init__(params, {"lr": 0.1})
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            for p in self.param_groups[0]["params"]:
+                exec(code, {"p": p})
+
+    parity(lambda: trained(Replacing, clipped=False), steps=8, captures=None, whole=False)

@@ -85,3 +85,12 @@ def test_numbers_of_torch_are_foretold_or_drawn_for_good(foretells):
         assert made.before(lambda args, kwargs: result, MISS)((), {}) is result
         assert made.values == wanted and type(made.values[1]) is int
         assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("generator", GENERATORS, ids=lambda each: type(each).__name__)
+def test_draws_are_not_taken_back_behind_those_of_another_thread(generator):
+    made = draws(generator)
+    made.draw()
+    other = generator.random()  # of another thread
+    made.take_back()
+    assert generator.random() not in (other, *made.values), "a number was drawn twice"

@@ -145,9 +145,12 @@ class Attributes:
                 check_hidden_dict(self.heap, obj)
                 return ABSENT
             return hidden_attr(obj, name)
-        if owner is not None and name in space:
+        if owner is None:
+            return space.get(name, ABSENT)
+        if name in space:
             return self.heap.shadow(space[name], self.heap.sources.attr(owner.base, name), name)
-        return space.get(name, ABSENT)
+        self.heap.guard("absent", owner.base, name)
+        return ABSENT
 
     def set_instance_attr(self, obj: Any, name: str, value: Any) -> None:
         if issubclass(type(obj), type):

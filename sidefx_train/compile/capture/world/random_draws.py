@@ -23,6 +23,7 @@ from sidefx_train.compile.common.host_draws import (
 )
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
+from sidefx_train.compile.graph.fx_utils import one_generator
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.shadow_table import ShadowTable
@@ -135,7 +136,7 @@ class RandomDraws:
             return None
         before: list[fx.Node] = []
         if spec.foretells_draws:
-            before = [each for each in mode.draws("cpu") if each < node and each.kwargs.get("generator") is None]
+            before = [each for each in mode.draws("cpu") if each < node and self._is_of_default(each)]
             if len(before) < len(self._of_torch):  # it is read after a later one
                 return None
         calls = [_call_of(each) for each in (*before[len(self._of_torch) :], node)]
@@ -147,6 +148,14 @@ class RandomDraws:
         number = self._numbers[node] = self._number(value, f"torch.{node.target._schema.name.partition('::')[2]}")
         self._replace(node, number)
         return number
+
+    def _is_of_default(self, draw: fx.Node) -> bool:
+        """Returns True for a draw from torch's default generator, named or not."""
+        generator = draw.kwargs.get("generator")
+        if generator is None:
+            return True
+        held = getattr(self._heap.tracer.tracer.root, str(getattr(generator, "target", "")), None)
+        return held is None or one_generator(held, torch.default_generator)
 
     def _foretold(self, calls: list[TorchDraw]) -> Any:
         """Returns the result of the last of the draws that follow those made so far; torch's generator is left."""

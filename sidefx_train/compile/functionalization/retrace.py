@@ -425,6 +425,8 @@ class Retracer:
             return layouts.drawn(target, args[0], node.args[0].meta["val"], args[1:], kwargs)  # type: ignore[union-attr]
         if target is aten.view.default and self.options.channels_last:
             args = (self._laid_out(node, args[0]), *args[1:])
+        if target is operator.getitem and type(args[1]) is int:
+            return args[0][args[1]]  # of a list with many items
         if not isinstance(target, compat.OpOverload):
             if has_tensor_scalar(args):
                 return call_number(target, args)

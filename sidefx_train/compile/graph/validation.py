@@ -155,13 +155,13 @@ class _Check:
                 return known
         if known is None and _makes_tensors(node):
             self.fail(node, "has no metadata")
-        if isinstance(known, compat.NUMBERS) or any(
-            map(compat.has_unbacked_sizes, (known, *map(values.get, node.all_input_nodes)))
-        ):
+        item = node.target is operator.getitem  # of a list, perhaps with many items
+        inputs = () if item else map(values.get, node.all_input_nodes)
+        if isinstance(known, compat.NUMBERS) or any(map(compat.has_unbacked_sizes, (known, *inputs))):
             return known  # running it would create another symbol
         if any(used.target is _ZEROS for used in node.all_input_nodes):
             return known  # their strides depend on the user
-        if node.target is operator.getitem and not node.users:
+        if item and not node.users:
             return known  # unrequested results may be empty
         args = fx.map_arg(node.args, lambda used: values[used])
         kwargs = fx.map_arg(dict(node.kwargs), lambda used: values[used])

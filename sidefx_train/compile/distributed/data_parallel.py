@@ -1,7 +1,7 @@
 """``DistributedDataParallel`` in a step: its forward and its reduction of gradients become part of the graph.
 
 The rule by which all ranks agree: a captured step issues what the real wrapper issues in an eager step: the same
-collectives, of the same group and sizes, in the same order. The real reducer chooses its buckets anew in the second
+collectives, of the same group and sizes, in the same order. The real reducer rebuilds its buckets in the second
 iteration, so that a step runs eagerly until then. What is not reproduced here runs eagerly as a whole.
 """
 

@@ -80,10 +80,9 @@ def section_of(plan: RunnerPlan, graph: fx.Graph) -> Section:
     unused -= {target for target, _ in plan.deferred_copies} | (set(tail_names) if with_tail else set())
     names = dict.fromkeys(sorted(names, key=_place))  # mostly the list that the runner gets
     roles: tuple[Role, ...] = tuple("unused" if name in unused else _role(plan, name, written) for name in names)
-    kept = [*plan.late, *(str(out.value) for out in plan.outputs if out.kind == "result")]
-    kept += [flag for *_, flag in plan.counters if flag]
-    kept += [] if with_tail else tail_names
-    escaping = sorted({int(name[1:]) for text in kept for name in re.findall(r"\br\d+\b", text)})
+    kept = [*plan.late, *(flag for *_, flag in plan.counters if flag), *(() if with_tail else tail_names)]
+    kept_by_runner = {int(name[1:]) for text in kept for name in re.findall(r"\br\d+\b", text)}
+    escaping = sorted(plan.escaping | kept_by_runner)
     waiting = {f"a{position}" for position, without_waiting in plan.moved if not without_waiting}
     waits = frozenset(i for i, name in enumerate(names) if name in waiting)
     return Section(tuple(names), roles, tuple(escaping), with_tail, waits)

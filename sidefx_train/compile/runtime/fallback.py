@@ -14,10 +14,10 @@ from sidefx_train.config import CompileConfig
 from sidefx_train.errors import FIRST_STEP, GraphBreakError, SideFXWarning
 from sidefx_train.report import StepReport
 
-_NO_BREAKS = frozenset({"SFX202", "SFX203", "SFX208", "SFX209", "SFX210", FIRST_STEP})
+_NO_BREAKS = frozenset({"SFX202", "SFX203", "SFX208", "SFX209", "SFX210"})
 """Codes of reasons that are no graph breaks: a captured graph exists, or could."""
 
-_EXPECTED = frozenset({"SFX212"})
+_EXPECTED = frozenset({FIRST_STEP, "SFX212"})
 """Codes of reasons that pass by themselves after a few calls."""
 
 
@@ -57,8 +57,6 @@ class Fallback:
         """
         if stop.raised:
             return self._run_after_error(stop, call)
-        if stop.code == FIRST_STEP:
-            return self.run_silently(stop, call)
         if stop.code in _EXPECTED:
             return self.run_silently(stop, call)
         if stop.code not in _NO_BREAKS:

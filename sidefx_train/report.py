@@ -7,14 +7,18 @@ in a notebook, as JSON. It never holds tensors, only text and numbers.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
+from sidefx_train.communication import CommunicationRecord
 from sidefx_train.errors import CODES, FOLLOWING, Location
 from sidefx_train.report_tables import Block, as_html, as_text
+
+_MEANWHILE = 6
+"""Collectives of a kind of which the table of communication shows the operations that run meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,7 @@ class CaptureRecord:
         verification: results and cost of the comparisons of the compiled graph with the captured one.
         timing: the comparison of its time with eager's; ``None`` before it is decided and where there is none.
         cuda_graph: what became of its calls on a device; ``None`` for a step on the CPU.
+        communication: its collectives with other processes, in order.
     """
 
     index: int
@@ -120,6 +125,7 @@ class CaptureRecord:
     verification: list[str] = field(default_factory=list)
     timing: TimingRecord | None = None
     cuda_graph: CudaGraphRecord | None = None
+    communication: list[CommunicationRecord] = field(default_factory=list)
 
     @property
     def total_seconds(self) -> float:
@@ -253,6 +259,7 @@ class StepReport:
         choices: Iterable[ChoiceRecord] = (),
         verification: list[str] | None = None,
         cuda_graph: CudaGraphRecord | None = None,
+        communication: Iterable[CommunicationRecord] = (),
     ) -> CaptureRecord:
         """Adds a capture; new ``effects`` and ``guards`` are appended to the report's.
 
@@ -270,6 +277,7 @@ class StepReport:
             choices=list(choices),
             verification=verification if verification is not None else [],
             cuda_graph=cuda_graph,
+            communication=list(communication),
         )
         self.captures.append(record)
         self.effects.extend(e for e in dict.fromkeys(effects) if e not in self.effects)
@@ -334,6 +342,12 @@ class StepReport:
         """Wall seconds spent capturing and compiling, parts included."""
         own = sum(capture.total_seconds for capture in self.captures)
         return own + sum(part.capture_seconds for part in self.parts)
+
+    @property
+    def communication(self) -> list[CommunicationRecord]:
+        """Collectives of the last capture, parts included, in the order in which they start."""
+        own = self.captures[-1].communication if self.captures else []
+        return own + [record for part in self.parts for record in part.communication]
 
     def sources(self) -> dict[str, str]:
         """Generated code by name: guards, prologue, epilogue, and the backend's code."""
@@ -421,6 +435,10 @@ def _overview(report: StepReport) -> list[Block]:
     if graphs:
         columns = ("#", "replayed", "recorded", "launched kernel by kernel", "results, MiB")
         blocks.append(Block("CUDA graphs", columns, graphs))
+    communication = report.communication if report._whole is None else []
+    if communication:
+        columns = ("collective", "times", "processes", "sent by each, MiB", "messages", "operations meanwhile")
+        blocks.append(Block("communication", columns, _collectives(communication)))
     if report.breaks:
         breaks = [(b.code, str(b.count), _place(b.location), f"{b.title}: {b.reason}", b.advice) for b in report.breaks]
         blocks.append(Block("graph breaks", ("code", "times", "where", "what", "what to do"), breaks))
@@ -468,6 +486,25 @@ def _replayed(graph: CudaGraphRecord) -> tuple[str, ...]:
     """Returns the cells of the table of CUDA graphs."""
     plain = _pairs(graph.plain, "{}") or graph.refused or "-"
     return str(graph.replays), str(graph.recordings), plain, _mebibytes(graph.memory)
+
+
+def _collectives(records: Sequence[CommunicationRecord]) -> list[tuple[str, ...]]:
+    """Returns the rows of the table of communication: one for each kind of collective and group size."""
+    kinds: dict[tuple[str, str, int], list[CommunicationRecord]] = {}
+    for record in records:
+        kinds.setdefault((record.operator, record.dtype, record.group_size), []).append(record)
+    return [
+        (
+            f"{operator}, {dtype}",
+            str(len(found)),
+            str(size or "-"),
+            f"{sum(record.sent() for record in found) / 2**20:.3g}" if size else "-",
+            str(sum(record.messages() for record in found)) if size else "-",
+            ", ".join(f"{record.between} of {record.nodes}" for record in found[:_MEANWHILE])
+            + (", ..." if len(found) > _MEANWHILE else ""),
+        )
+        for (operator, dtype, size), found in kinds.items()
+    ]
 
 
 def _mebibytes(count: int) -> str:

@@ -1,4 +1,4 @@
-"""``python -m sidefx_train.bench --suite core``, and ``--device cuda``."""
+"""``python -m sidefx_train.bench --suite core``, ``--suite distributed``, and ``--device cuda``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from sidefx_train.bench import device, show
-from sidefx_train.bench.contenders import ON_DEVICE, REFERENCE
+from sidefx_train.bench import device, ranks, show
+from sidefx_train.bench.contenders import ON_DEVICE, REFERENCE, compared
 from sidefx_train.bench.guard_cost import guard_cost
 from sidefx_train.bench.imports import import_cost
 from sidefx_train.bench.rounds import Plan, Run, measure
@@ -36,7 +36,7 @@ def choose(suite: str, only: str, on: str = "cpu") -> dict[str, list[str]]:
     Raises:
         SystemExit: a name is neither.
     """
-    known = ON_DEVICE[on]
+    known = compared(suite, on)
     workloads, contenders, pairs = [], [], set()
     for token in filter(None, only.split(",")):
         workload, _, contender = token.partition(":")
@@ -66,7 +66,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--suite", choices=SUITES, help="core; on cuda: gpu, which is launch and large")
     parser.add_argument("--only", default="", help="workloads, contenders or workload:contender, comma separated")
     parser.add_argument("--rounds", type=int, help="3, on cuda 1; the first is cold, later ones reuse its caches")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, help="of each process: 2, with several processes 1")
     parser.add_argument("--seconds", type=float, help="steady-state seconds per process")
     parser.add_argument("--timeout", type=float, help="seconds per process")
     parser.add_argument("--limit", type=float, default=math.inf, help="seconds after which nothing more is started")
@@ -80,11 +80,15 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     for name, value in DEFAULTS[args.device].items():
         if getattr(args, name) is None:
             setattr(args, name, value)
+    if args.threads is None:
+        args.threads = 1 if args.suite == ranks.SUITE else 2
     return args
 
 
 def main(argv: list[str] | None = None) -> int:
     args = _arguments(argv)
+    if args.suite == ranks.SUITE and args.device != "cpu":
+        raise SystemExit(f"--suite {ranks.SUITE} is measured on the CPU")
     missing = device.missing(args.device)
     if missing:
         raise SystemExit(f"--device {args.device}: {missing}")
@@ -115,12 +119,13 @@ def main(argv: list[str] | None = None) -> int:
 
         runs = measure(plan, tell)
     rows = summarize(plan, runs)
-    goals = GOALS if args.device == "cpu" else {}
+    alone = args.device == "cpu" and args.suite != ranks.SUITE
+    goals = GOALS if alone else {}
     console.print(show.tables(rows, goals, console.width))
     for row in rows:
         if row.note:
             console.print(f"{row.workload}:{row.contender}: {row.note}", highlight=False, markup=False, soft_wrap=True)
-    if args.device == "cpu" and any(row.contender == "sidefx" and row.status == "ok" for row in rows):
+    if alone and any(row.contender == "sidefx" and row.status == "ok" for row in rows):
         console.print(str(guard_cost()), highlight=False)
         console.print(str(import_cost()), highlight=False)
     if args.json is not None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from sidefx_train.bench import ranks
 from sidefx_train.bench.hand_graph import HandGraph
 from sidefx_train.bench.workloads import Batch, Unavailable, Workload
 from sidefx_train.compile.api import compile_step
@@ -99,3 +100,13 @@ ON_DEVICE = {
     "cuda": [REFERENCE, "torch.compile(loss)", "reduce-overhead", "hand-graph", "sidefx"],
 }
 """Contenders that are compared on a device."""
+
+
+def of(suite: str) -> dict[str, Callable[[Workload], Step]]:
+    """Returns the contenders of a suite by name, of whatever device."""
+    return ranks.CONTENDERS if suite == ranks.SUITE else CONTENDERS
+
+
+def compared(suite: str, device: str) -> list[str]:
+    """Returns the names of the contenders that are compared in a suite on a device."""
+    return list(ranks.CONTENDERS) if suite == ranks.SUITE else ON_DEVICE[device]

@@ -32,6 +32,19 @@ ON_CUDA = (
     "graphs",
     "right",
 )
+WITH_OTHERS = (
+    "step ms",
+    "best ms",
+    "x eager",
+    "min..max",
+    "sent MiB",
+    "collectives ms",
+    "hidden",
+    "first s",
+    "warm s",
+    "graphs",
+    "right",
+)
 ONLY_WIDE = ("best ms", "min..max")
 WIDE = 125
 
@@ -42,12 +55,15 @@ def tables(rows: Sequence[Row], goals: dict[str, float], width: int = 140) -> Re
     Below ``WIDE`` characters the main table has fewer columns.
     """
     on_cuda = any(not math.isnan(row.host_s) for row in rows)
-    columns = [name for name in (ON_CUDA if on_cuda else COLUMNS) if width >= WIDE or name not in ONLY_WIDE]
+    with_others = any(not math.isnan(row.communication_s) for row in rows)
+    wanted = ON_CUDA if on_cuda else WITH_OTHERS if with_others else COLUMNS
+    labels = {"first s": "8 steps s", "warm s": "warm 8 s"} if with_others else {}
+    columns = [name for name in wanted if width >= WIDE or name not in ONLY_WIDE]
     main = Table(title="x = eager's step / contender's step, median over adjacent runs", box=box.SIMPLE_HEAD)
     for name in ("workload", "contender"):
         main.add_column(name, no_wrap=True)
     for name in columns:
-        main.add_column(name, justify="right", no_wrap=True)
+        main.add_column(labels.get(name, name), justify="right", no_wrap=True)
     for index, row in enumerate(rows):
         first = index == 0 or rows[index - 1].workload != row.workload
         last = index + 1 == len(rows) or rows[index + 1].workload != row.workload
@@ -71,6 +87,8 @@ def tables(rows: Sequence[Row], goals: dict[str, float], width: int = 140) -> Re
         parts.append(dispatch)
     if any(not math.isnan(row.held_mb) for row in rows):
         parts.append(_memory(rows))
+    if any(row.scaling for row in rows):
+        parts.append(_scaling(rows))
     if any(row.stages_cold_s for row in rows):
         parts.append(_stages(rows))
     return Group(*parts)
@@ -93,6 +111,20 @@ def _memory(rows: Sequence[Row]) -> Table:
             figures += [(row.reserved_mb, ".1f"), (row.reserved_ratio, ".2f")] if on_cuda else []
             figures += [(row.memory_mb, ".0f")]
             table.add_row(row.workload, row.contender, *(_number(*figure) for figure in figures))
+    return table
+
+
+def _scaling(rows: Sequence[Row]) -> Table:
+    """Returns what a step sends with other numbers of processes, computed from its graph."""
+    table = Table(
+        title="sent by each process in a step, MiB, and messages that follow one another", box=box.SIMPLE_HEAD
+    )
+    table.add_column("workload", no_wrap=True)
+    shown = [row for row in rows if row.scaling]
+    for count, _, _ in shown[0].scaling:
+        table.add_column(f"{count} processes", justify="right")
+    for row in shown:
+        table.add_row(row.workload, *(f"{sent:.2f}, {messages}" for _, sent, messages in row.scaling))
     return table
 
 
@@ -132,6 +164,9 @@ def _cells(row: Row, goals: dict[str, float]) -> dict[str, Text]:
         "launches": Text(_number(row.launches, ".0f")),
         "CUDA graphs": Text(_number(row.graph_launches, ".0f")),
         "copies": Text(_number(row.copies, ".0f")),
+        "sent MiB": Text(_number(row.sent_mb, ".2f")),
+        "collectives ms": Text(_number(row.communication_ms, ".2f")),
+        "hidden": Text(_number(row.hidden, ".0%")),
         "goal": Text("" if goal is None else f"{goal:.2f}"),
         "first s": Text(_number(row.first_cold_s, ".2f")),
         "warm s": Text(_number(row.first_warm_s, ".2f")),

@@ -11,7 +11,18 @@ from typing import Any
 from sidefx_train.bench.rounds import REFERENCE, Plan, Run
 from sidefx_train.bench.workloads import FLOAT32
 
-MEDIANS = ("memory_mb", "held_mb", "reserved_mb", "host_s", "launches", "graph_launches", "copies")
+MEDIANS = (
+    "memory_mb",
+    "held_mb",
+    "reserved_mb",
+    "host_s",
+    "launches",
+    "graph_launches",
+    "copies",
+    "communication_s",
+    "hidden",
+    "sent_mb",
+)
 """Figures of single runs of which a row has the median."""
 
 
@@ -30,7 +41,11 @@ class Row:
         launches: kernels that the host launches in a step on CUDA.
         graph_launches: CUDA graphs that the host launches in a step.
         copies: copies and fills of memory that the host starts in a step on CUDA.
-        first_cold_s: first step with empty caches.
+        communication_s: seconds that collectives with other processes take in a step.
+        hidden: part of these seconds in which the program does not wait for them.
+        sent_mb: MiB that a process sends to others in a step.
+        scaling: number of processes, MiB that each of them sends, and messages that follow one another, in a step.
+        first_cold_s: first step with empty caches; of several processes, the first eight steps.
         first_warm_s: first step of later processes.
         dispatch_s: seconds a captured step spends outside its graph, by part.
         stages_cold_s: seconds of capturing and compiling by stage, with empty caches.
@@ -57,6 +72,9 @@ class Row:
     launches: float = math.nan
     graph_launches: float = math.nan
     copies: float = math.nan
+    communication_s: float = math.nan
+    hidden: float = math.nan
+    sent_mb: float = math.nan
     loss_error: float = math.nan
     parameter_error: float = math.nan
     loss_tolerance: float = FLOAT32.loss
@@ -64,6 +82,7 @@ class Row:
     graphs: int | None = None
     breaks: int | None = None
     fallbacks: int | None = None
+    scaling: list[tuple[int, float, int]] = field(default_factory=list)
     dispatch_s: dict[str, float] = field(default_factory=dict)
     stages_cold_s: dict[str, float] = field(default_factory=dict)
     stages_warm_s: dict[str, float] = field(default_factory=dict)
@@ -75,6 +94,10 @@ class Row:
     @property
     def host_ms(self) -> float:
         return self.host_s * 1e3
+
+    @property
+    def communication_ms(self) -> float:
+        return self.communication_s * 1e3
 
     @property
     def compared(self) -> bool:
@@ -135,6 +158,7 @@ def _row(workload: str, contender: str, runs: list[Run]) -> Row:
         graphs=good[-1].get("graphs"),
         breaks=good[-1].get("breaks"),
         fallbacks=good[-1].get("fallbacks"),
+        scaling=good[-1].get("scaling", []),
         dispatch_s=_medians(dispatch),
         stages_cold_s=_medians(
             [run["capture_seconds"] for run in good if run["round"] == 0 and "capture_seconds" in run]

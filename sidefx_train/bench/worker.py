@@ -3,12 +3,14 @@
 What is timed:
 
 * *first step*: from model and data in memory to the first loss in memory. It includes optimizer, lazy imports, capture,
-code generation and compilation.
+code generation and compilation. Of several processes, it is the first eight steps: data parallelism arranges itself in
+  two of them.
 * *step*: after eight first steps and a warm-up, in runs of about 0.15 s interleaved with the other contenders
 (process.py). Before and after each, the device has run everything.
 * *peak memory*: the process's high-water mark, without children; on CUDA, of the device's memory.
 * *held memory*: the peak of tensor memory of one step (peak_memory.py, device.py), after everything that is timed.
 * *host time*, *launches*: on CUDA (device.py). Launches come last: the figures so far are kept if the profiler fails.
+* *communication*: of several processes (ranks.py), of which this one is the first.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from sidefx_train.bench.process import GO, READY, SLICE_SECONDS, answers
 
 if TYPE_CHECKING:
+    from sidefx_train.bench.ranks import Others
     from sidefx_train.bench.workloads import Tolerance
 
 FIRST_STEPS = 8
@@ -42,22 +45,30 @@ PART = 1 << 20
 
 
 def measure(
-    suite: str, name: str, contender: str, device: str, reference: Path, talk: TextIO, keep: Callable[[Figures], None]
+    suite: str,
+    name: str,
+    contender: str,
+    device: str,
+    reference: Path,
+    talk: TextIO,
+    keep: Callable[[Figures], None],
+    others: Others,
 ) -> Figures:
     """Runs and times; compares with the reference values that the first eager run writes to ``reference``.
 
-    ``keep`` is called with the figures so far, before those that may crash the process.
+    ``keep`` is called with the figures so far, before those that may crash the process. ``others`` are the processes
+    that run the same steps.
     """
     import torch
 
-    from sidefx_train.bench import contenders, workloads
+    from sidefx_train.bench import contenders, ranks, workloads
     from sidefx_train.bench.device import host_seconds, launch_counts, release_memory
 
     workload = workloads.build(suite, name, device)
     before = workloads.parameters(workload.model)
     batches = workload.batches
     started = time.perf_counter()
-    step = contenders.CONTENDERS[contender](workload)
+    step = contenders.of(suite)[contender](workload)
     losses, marks = [], []
     for index in range(FIRST_STEPS):
         losses.append(float(step(batches[index % len(batches)])))
@@ -70,22 +81,37 @@ def measure(
         torch.save({"after": after, "changed": _distance(after, before), "losses": losses}, reference)
     del before
     release_memory(device)
-    _run_slices(step, batches, device, talk)
+    _run_slices(step, batches, device, talk, others)
     result: Figures = {
         "status": "ok",
         "losses": losses,
-        "first_s": marks[0],
+        "first_s": marks[-1] if others else marks[0],
         "first_steps_s": marks[-1],
         "torch": torch.__version__,
     }
     result.update(_compare(reference, losses, after, workload.tolerance))
-    _add(result, lambda: _memory(step, batches[0], device))
+    if others:
+        _add(result, lambda: ranks.communication(step, batches[0], others))
+    else:
+        _add(result, lambda: _memory(step, batches[0], device))
     _add(result, lambda: _own_figures(step, batches[0]))
     if device == "cuda":
         _add(result, lambda: {"host_s": host_seconds(step, batches, device)})
         keep(result)
         _add(result, lambda: launch_counts(step, batches, device))
     return result
+
+
+def follow(suite: str, name: str, contender: str, device: str, rank: int) -> None:
+    """Runs the steps that the first process runs: see :func:`measure`."""
+    from sidefx_train.bench import contenders, ranks, workloads
+
+    workload = ranks.of_rank(workloads.build(suite, name, device), rank)
+    step = contenders.of(suite)[contender](workload)
+    for index in range(FIRST_STEPS):
+        step(workload.batches[index % len(workload.batches)])
+    workloads.parameters(workload.model)  # the first process gathers them
+    ranks.follow(step, workload.batches, 0)
 
 
 def _add(result: Figures, measured: Callable[[], Figures]) -> None:
@@ -101,7 +127,7 @@ def _text(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
-def _run_slices(step: Any, batches: list[Any], device: str, talk: TextIO) -> None:
+def _run_slices(step: Any, batches: list[Any], device: str, talk: TextIO, others: Others) -> None:
     """Runs steps at each start message, and answers with the seconds of one; returns at the end message."""
     from sidefx_train.bench.device import synchronize
 
@@ -109,6 +135,7 @@ def _run_slices(step: Any, batches: list[Any], device: str, talk: TextIO) -> Non
 
     def steps(count: int) -> float:
         nonlocal done
+        others.run(count)
         synchronize(device)
         started = time.perf_counter()
         loss = None
@@ -203,19 +230,29 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--reference", type=Path, required=True)
     parser.add_argument("--result", type=Path, required=True)
+    parser.add_argument("--rank", type=int, default=0)
     args = parser.parse_args(argv)
-    talk = answers()
     import torch
 
+    from sidefx_train.bench import ranks
     from sidefx_train.bench.workloads import Unavailable
 
     torch.set_num_threads(args.threads)
+    together = args.suite == ranks.SUITE
+    if args.rank:
+        ranks.join(args.rank, args.result.with_suffix(".group"))
+        follow(args.suite, args.workload, args.contender, args.device, args.rank)
+        return 0
+    talk = answers()
+    others = ranks.Others(sys.argv[1:] if argv is None else argv) if together else ranks.Others()
 
     def keep(figures: Figures) -> None:
         args.result.write_text(json.dumps(figures))
 
     try:
-        result = measure(args.suite, args.workload, args.contender, args.device, args.reference, talk, keep)
+        if together:
+            ranks.join(0, args.result.with_suffix(".group"))
+        result = measure(args.suite, args.workload, args.contender, args.device, args.reference, talk, keep, others)
     except Unavailable as reason:
         result = {"status": "skipped", "note": str(reason)}
     except Exception as error:
@@ -223,7 +260,8 @@ def main(argv: list[str] | None = None) -> int:
         result = {"status": "failed", "note": _text(error)}
     result.setdefault("memory_mb", peak_memory_mb())
     keep(result)
-    if args.device == "cuda":  # the end of such a process takes seconds, for which the next one would wait
+    others.end()
+    if args.device == "cuda" or together:  # the end of such a process takes seconds, for which the next one would wait
         sys.stderr.flush()
         os._exit(0)
     return 0

@@ -306,6 +306,7 @@ SUITES: dict[str, dict[str, Callable[[], Workload]]] = {
     "launch": LAUNCH,
     "large": LARGE,
     "gpu": {**LAUNCH, **LARGE},
+    "distributed": {name: CORE[name] for name in ("gpt_tiny", "gpt_small", "cnn_small")},
 }
 
 DEVICE_GIB = {**dict.fromkeys(LAUNCH, 0.7), "gpt2_124m": 8.0, "llama_300m": 10.0, "resnet50": 4.0}
@@ -337,6 +338,12 @@ def names(suite: str) -> list[str]:
 
 
 def parameters(model: nn.Module) -> torch.Tensor:
-    """Returns all parameters and floating buffers in one vector on the CPU."""
-    values = [p.detach() for p in model.parameters()] + [b for b in model.buffers() if b.is_floating_point()]
+    """Returns all parameters and floating buffers in one vector on the CPU; sharded ones are gathered."""
+    values = [_whole(p).detach() for p in model.parameters()] + [b for b in model.buffers() if b.is_floating_point()]
     return torch.cat([value.float().flatten().cpu() for value in values])
+
+
+def _whole(parameter: nn.Parameter) -> torch.Tensor:
+    """Returns a parameter, gathered from all processes if it is a ``DTensor``."""
+    gather: Callable[[], torch.Tensor] | None = getattr(parameter, "full_tensor", None)
+    return parameter if gather is None else gather()

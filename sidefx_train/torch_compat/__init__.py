@@ -60,6 +60,7 @@ from sidefx_train.torch_compat.distributed.collectives import group_resolver as 
 from sidefx_train.torch_compat.distributed.collectives import is_coalescing as is_coalescing
 from sidefx_train.torch_compat.distributed.collectives import is_collective as is_collective
 from sidefx_train.torch_compat.distributed.collectives import is_known_collective as is_known_collective
+from sidefx_train.torch_compat.distributed.collectives import size_of_group as size_of_group
 from sidefx_train.torch_compat.distributed.collectives import size_of_named_group as size_of_named_group
 from sidefx_train.torch_compat.distributed.reducer import after_backward as after_backward
 from sidefx_train.torch_compat.distributed.reducer import builtin_hook as builtin_hook

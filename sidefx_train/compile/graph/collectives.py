@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import fx
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.communication import CommunicationRecord
 
 
 def communicates(graph: fx.Graph) -> bool:
@@ -19,3 +21,32 @@ def issued(graph: fx.Graph) -> list[tuple[str, ...]]:
         for node in graph.nodes
         if compat.is_collective(node.target) and (name := compat.collective_name(node.target))
     ]
+
+
+def communication(graph: fx.Graph) -> list[CommunicationRecord]:
+    """Returns what the collectives of a graph send and where they start and are waited for, in order."""
+    operations = [node for node in graph.nodes if node.op == "call_function"]
+    positions = {node: position for position, node in enumerate(operations)}
+    return [
+        _record(node, positions)
+        for node in operations
+        if compat.is_collective(node.target) and compat.collective_name(node.target)
+    ]
+
+
+def _record(node: fx.Node, positions: dict[fx.Node, int]) -> CommunicationRecord:
+    name = compat.collective_name(node.target)
+    whole = node if name == "all_gather_into_tensor" else node.args[0]
+    assert isinstance(whole, fx.Node)
+    sent: torch.Tensor = whole.meta["val"]
+    elements = sent.numel()
+    waits = [positions[user] for user in node.users if compat.is_collective(user.target)]
+    return CommunicationRecord(
+        name,
+        str(sent.dtype).removeprefix("torch."),
+        sent.element_size() * (compat.hint_of(elements) if isinstance(elements, torch.SymInt) else elements),
+        compat.size_of_group(str(node.args[-1])),
+        positions[node],
+        min(waits, default=len(positions)),
+        len(positions),
+    )

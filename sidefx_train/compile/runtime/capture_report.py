@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sidefx_train.compile.capture.guards.kinds import describe
+from sidefx_train.compile.graph.collectives import communication
 from sidefx_train.compile.graph.step_metadata import in_words
 from sidefx_train.compile.pipeline.captured import nodes_of
 from sidefx_train.compile.pipeline.entry import Entry
@@ -50,4 +51,5 @@ def record_capture(report: StepReport, entry: Entry, missed: Missed | None, is_p
         choices=executable.choices,
         verification=executable.verification,
         cuda_graph=executable.replays,
+        communication=communication(captured.traced.module.graph),
     )

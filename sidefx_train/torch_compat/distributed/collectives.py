@@ -91,6 +91,14 @@ def group_number_of_name(name: str) -> int:
         return 0
 
 
+def size_of_group(name: str) -> int:
+    """Returns the number of processes of the group of a name, 0 if there is none."""
+    try:
+        return int(torch._C._distributed_c10d._resolve_process_group(name).size())
+    except (RuntimeError, ValueError):
+        return 0
+
+
 def size_of_named_group() -> Any:
     """Returns torch's function that returns the size of a process group by its name."""
     return torch.distributed.distributed_c10d._get_group_size_by_name

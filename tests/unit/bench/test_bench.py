@@ -112,6 +112,28 @@ def test_one_process(tmp_path):
     assert plot.stat().st_size > 1000, "no plot"
 
 
+def test_two_processes(tmp_path):
+    """The second process runs the steps of the first; what they send is measured."""
+    out = tmp_path / "bench.json"
+    arguments = ["--suite", "distributed", "--only", "gpt_tiny:eager", "--rounds", "1", "--seconds", "0.05"]
+    assert main([*arguments, "--json", str(out)]) == 0, "exit status"
+    figures = json.loads(out.read_text())
+    (row,) = figures["summary"]
+    assert row["status"] == "ok" and row["correct"] and row["communication_s"] > 0, row
+    assert figures["meta"]["threads"] == 1, figures["meta"]
+
+
+def test_scaling_is_shown():
+    """Of several processes, their collectives are shown in place of dispatch goals."""
+    scaling = [(2, 3.5, 2), (8, 6.125, 14)]
+    measured = run("sidefx", 0, 1.0, communication_s=0.001, hidden=0.25, sent_mb=3.5, scaling=scaling)
+    rows = summarize(Plan("distributed", {"mlp_tiny": ["sidefx"]}), [measured])
+    console = Console(width=160, record=True, file=open("/dev/null", "w"))
+    console.print(show.tables(rows, {}, console.width))
+    shown = console.export_text()
+    assert all(text in shown for text in ("25%", "3.50", "8 processes", "6.12, 14")), shown
+
+
 def test_a_step_holds_no_more_than_eagers():
     from sidefx_train.bench.peak_memory import held_mb
 

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from sidefx_train.compile.native import guards_module
+
 ROOT = Path(__file__).parents[2]
 NOT_RUN = re.compile(r"<!-- not run: .+ -->\s*$")
 
@@ -54,6 +56,7 @@ def _run(page: Path, monkeypatch) -> dict:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_blocks_run(page, tmp_path, monkeypatch):
+    guards_module()  # with an empty cache it is built beside the program, and models live as long as their step until then
     monkeypatch.chdir(tmp_path)
     _run(page, monkeypatch)
 

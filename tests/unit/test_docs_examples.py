@@ -56,7 +56,7 @@ def _run(page: Path, monkeypatch) -> dict:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_blocks_run(page, tmp_path, monkeypatch):
-    guards_module()  # with an empty cache it is built beside the program, and models live as long as their step until then
+    guards_module()  # until it is built, models live as long as their step
     monkeypatch.chdir(tmp_path)
     _run(page, monkeypatch)
 

@@ -6,7 +6,6 @@ in a notebook, as JSON. It never holds tensors, only text and numbers.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
@@ -15,7 +14,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 from sidefx_train.communication import CommunicationRecord
 from sidefx_train.errors import CODES, FOLLOWING, Location
-from sidefx_train.report_tables import Block, as_html, as_text
+from sidefx_train.report_tables import Block, as_html, as_text, plain
 
 _MEANWHILE = 6
 """Collectives of a kind of which the table of communication shows the operations that run meanwhile."""
@@ -368,7 +367,7 @@ class StepReport:
 
     def __str__(self) -> str:
         """Returns the headline, captures, graph breaks and recaptures as plain text, for ``print`` and logs."""
-        return _plain(self.__rich__())
+        return plain(self.__rich__())
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield self.__rich__()
@@ -378,7 +377,7 @@ class StepReport:
 
     def details(self) -> str:
         """Returns all tables as plain text: also seconds by stage, side effects, measured choices and guards."""
-        return _plain(as_text(self.name, _figures(self), [*_overview(self), *_details(self)]))
+        return plain(as_text(self.name, _figures(self), [*_overview(self), *_details(self)]))
 
     def to_html(self) -> str:
         """Returns the complete report as a ``<section>`` of HTML tables; the details are folded."""
@@ -386,13 +385,6 @@ class StepReport:
 
     def _repr_html_(self) -> str:
         return self.to_html()
-
-
-def _plain(shown: RenderableType) -> str:
-    """Renders as text without colors."""
-    stream = io.StringIO()
-    Console(file=stream, width=120, color_system=None, force_terminal=False).print(shown)
-    return stream.getvalue().rstrip()
 
 
 def _as_text(value: Any) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import html
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -31,7 +32,14 @@ class Block:
 
 def as_text(title: str, figures: str, blocks: Sequence[Block]) -> RenderableType:
     """Returns a line with a bold title followed by tables, for ``rich``."""
-    return Group(Text.assemble((title, "bold"), " ", figures), *map(_table, blocks))
+    return Group(Text.assemble((title, "bold"), " ", figures), *map(table, blocks))
+
+
+def plain(shown: RenderableType) -> str:
+    """Renders as text without colors."""
+    stream = io.StringIO()
+    Console(file=stream, width=120, color_system=None, force_terminal=False).print(shown)
+    return stream.getvalue().rstrip()
 
 
 def as_html(title: str, figures: str, blocks: Sequence[Block], folded: Sequence[Block]) -> str:
@@ -44,7 +52,7 @@ def as_html(title: str, figures: str, blocks: Sequence[Block], folded: Sequence[
     return f'<section class="sidefx-report">{head}{shown}{hidden}</section>'
 
 
-def _table(block: Block) -> Table:
+def table(block: Block) -> Table:
     table = Table(title=block.title, title_justify="left", title_style="bold")
     for column in block.columns:
         table.add_column(column, overflow="fold")

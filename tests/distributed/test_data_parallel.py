@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import sidefx_train
+from sidefx_train.report_ranks import gather_reports
 from tests.distributed.data_parallel_programs import PROGRAMS, Program, State
 from tests.distributed.processes import agree, in_two_processes
 
@@ -131,6 +132,9 @@ def _disagreements(rank: int) -> None:
         found, step = _trained(program, rank, partial(_captured, backend=_failing_backend if rank == 0 else "eager"))
         _check_equal(f"{name}, no compiler", found, expected)
         assert (step.report().replays == 0) == (rank == 0), str(step.report())
+        together = gather_reports(step.report())
+        assert [record.replays for record in together.ranks] == [0, CALLS - UNTIL_FINAL], str(together)
+        assert "no compiler" in "".join(together.differences()[1]) and "differs from rank 0" in str(together)
         broken = Program(program.model, program.batch, _breaks, options=program.options)
         found, step = _trained(broken if rank == 0 else program, rank, _captured)
         _check_equal(f"{name}, a break", found, expected)

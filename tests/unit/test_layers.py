@@ -27,7 +27,7 @@ FLOORS = (
     ("compile/functionalization", "compile/distributed", "hooks", "optim"),
     ("compile/capture",),
     ("compile/graph", "compile/native", "compile/ops"),
-    ("compile/common",),
+    ("compile/common", "report_ranks"),
     ("torch_compat", "disk_cache", "report", "config"),
     ("errors", "switches", "gc_control", "report_tables", "communication"),
 )

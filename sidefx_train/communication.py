@@ -16,6 +16,7 @@ _SENT: dict[str, Callable[[int], float]] = {
     "reduce_scatter_tensor": lambda ranks: (ranks - 1) / ranks,
     "all_to_all_single": lambda ranks: (ranks - 1) / ranks,
     "broadcast": lambda ranks: 1.0 if ranks > 1 else 0.0,
+    "barrier": lambda ranks: 0.0,
 }
 """Part of the whole tensor that each process sends; of a broadcast, the one that sends most."""
 
@@ -25,6 +26,7 @@ _MESSAGES: dict[str, Callable[[int], int]] = {
     "reduce_scatter_tensor": lambda ranks: ranks - 1,
     "all_to_all_single": lambda ranks: ranks - 1,
     "broadcast": lambda ranks: ranks - 1,
+    "barrier": lambda ranks: (ranks - 1).bit_length(),
 }
 """Messages that must follow one another."""
 
@@ -34,8 +36,8 @@ class CommunicationRecord:
     """One collective of a captured step.
 
     Attributes:
-        operator: name of the functional collective, such as ``"all_reduce"``.
-        dtype: dtype that is sent.
+        operator: name of the functional collective, such as ``"all_reduce"``, or ``"barrier"``.
+        dtype: dtype that is sent; "" for a barrier.
         bytes: size of the whole tensor: of an all-gather its result, otherwise its input.
         group_size: number of processes that take part; 0 if it is not known.
         starts: operations of the graph before it starts.

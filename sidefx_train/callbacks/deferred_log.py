@@ -3,14 +3,17 @@
 Logging reads and writes Lightning's result tables, which are not part of a training step. The capture records the call
 with a snapshot of its arguments and makes it after the graph, with real values, as if from inside the hook that made
 it. Two cases cannot wait and break the graph: a call that Lightning rejects, and reading metrics after a call that
-logged.
+logged. The reduction of ``sync_dist=True`` between processes is part of the graph, at its place among the other
+collectives; the deferred call gets its result.
 """
 
 from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -23,6 +26,7 @@ from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
 
 _KNOWN: set[str] = set()
+_COMMUNICATES = "SFX103"
 _READS_METRICS = ("callback_metrics", "logged_metrics", "progress_bar_metrics", "metrics")
 
 
@@ -37,7 +41,7 @@ def defer_logging_of(pl: Lightning) -> None:
     connector = pl.module("trainer.connectors.logger_connector.logger_connector")._LoggerConnector
     results = pl.module("trainer.connectors.logger_connector.result")
     log = pl.lightning_module.log  # type: ignore[attr-defined]
-    registry.intercept(log)(_Log(log, results))
+    registry.intercept(log)(_Log(log, results, pl.module("strategies.ddp")))
     getters = [vars(connector)[name].fget for name in _READS_METRICS]
     registry.intercept(*getters, pl.module("trainer").Trainer._results.fget, results._ResultCollection.metrics)(_read)
 
@@ -54,10 +58,11 @@ class _Log:
     Args:
         log: Lightning's function.
         results: Lightning's module of result tables.
+        strategy: Lightning's module of the strategy that reduces logged values between processes.
     """
 
-    def __init__(self, log: Any, results: Any) -> None:
-        self._log, self._results = log, results
+    def __init__(self, log: Any, results: Any, strategy: ModuleType) -> None:
+        self._log, self._results, self._strategy = log, results, strategy
         self._probes: weakref.WeakKeyDictionary[Any, dict[int, _Probe]] = weakref.WeakKeyDictionary()
 
     def __call__(self, world: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -68,12 +73,27 @@ class _Log:
         if not bool(kwargs.get("enable_graph", False)):
             values = [_detached(value) for value in values]
             kwargs = {key: _detached(value) for key, value in kwargs.items()}
-        wrong = self._complaint(world, module, hook, values, kwargs)
+        reductions = _Reductions()
+        with _reducing_by(self._strategy, reductions):
+            wrong = self._complaint(world, module, hook, values, kwargs)
         if wrong:
             world.heap.refuse(
                 "SFX106", f"self.log raises, and its error must not be deferred until after the graph: {wrong}"
             )
-        world.defer(deferred_log, (self._log, module, hook, tuple(values), kwargs, torch.get_default_dtype()), {})
+        call: list[Any] = [self._log, module, hook, tuple(values), kwargs, torch.get_default_dtype()]
+        if reductions.asked:
+            call += [self._strategy, self._reduce(world, reductions, values, kwargs)]
+        world.defer(deferred_log, tuple(call), {})
+
+    def _reduce(self, world: Any, reductions: _Reductions, values: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Returns the logged value after the reduction between processes, which the graph contains."""
+        value = values[1] if len(values) > 1 else kwargs.get("value")
+        if len(reductions.asked) > 1 or not isinstance(value, (torch.Tensor, bool, int, float, *compat.SYMBOLS)):
+            world.heap.refuse(_COMMUNICATES, f"calls self.log(sync_dist=True) with a {type(value).__name__}")
+        (dtype, op), group = reductions.asked[0], kwargs.get("sync_dist_group")
+        reduce = self._strategy._sync_ddp_if_available
+        with torch.no_grad():
+            return world.interp.call(_reduced, (reduce, value, dtype, group, op), {})
 
     def _complaint(self, world: Any, module: Any, hook: str | None, values: list[Any], kwargs: dict[str, Any]) -> str:
         """Returns Lightning's error message for a call after those of the step so far, tried on a copy of its
@@ -89,7 +109,10 @@ class _Log:
                 args = _samples(world, values)
                 return probe.complaint(hook, args, _samples(world, kwargs))
             except _Unknown:
-                return ""
+                pass
+        if kwargs.get("sync_dist"):
+            world.heap.refuse(_COMMUNICATES, "calls self.log(sync_dist=True) with a value known after the graph only")
+        return ""
 
 
 class _Probe:
@@ -187,6 +210,38 @@ def _detached(value: Any) -> Any:
     return value
 
 
+class _Reductions:
+    """Replaces Lightning's reduction between processes while a call is tried.
+
+    Attributes:
+        asked: dtype and operation of each reduction.
+    """
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[torch.dtype, Any]] = []
+
+    def __call__(self, result: torch.Tensor, group: Any = None, reduce_op: Any = None) -> torch.Tensor:
+        self.asked.append((result.dtype, reduce_op))
+        return result
+
+
+@contextmanager
+def _reducing_by(strategy: ModuleType, reduce: Callable[..., torch.Tensor]) -> Iterator[None]:
+    """Context in which another function reduces logged values between processes."""
+    before = strategy._sync_ddp_if_available
+    strategy._sync_ddp_if_available = reduce  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        strategy._sync_ddp_if_available = before  # type: ignore[attr-defined]
+
+
+def _reduced(reduce: Callable[..., torch.Tensor], value: Any, dtype: torch.dtype, group: Any, op: Any) -> torch.Tensor:
+    """Returns a logged value that Lightning's function has reduced; interpreted by the capture."""
+    result = value.detach().clone() if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=dtype)
+    return reduce(result.squeeze().to(dtype), group, reduce_op=op)
+
+
 def deferred_log(
     log: Callable[..., None],
     module: Any,
@@ -194,6 +249,8 @@ def deferred_log(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     dtype: torch.dtype | None = None,
+    strategy: ModuleType | None = None,
+    reduced: torch.Tensor | None = None,
 ) -> None:
     """Calls ``log(module, *args, **kwargs)`` after the graph has run, as if from inside ``hook``.
 
@@ -204,13 +261,16 @@ def deferred_log(
         args: positional arguments of the call.
         kwargs: keyword arguments of the call.
         dtype: default dtype at the time of the call; Lightning stores logged Python numbers in it.
+        strategy: Lightning's module whose function reduces the value between processes, if the graph has done that.
+        reduced: the value reduced between processes.
     """
     previous, default = module._current_fx_name, torch.get_default_dtype()
     module._current_fx_name = hook
     if dtype is not None and dtype is not default:
         torch.set_default_dtype(dtype)
     try:
-        log(module, *args, **kwargs)
+        with nullcontext() if strategy is None else _reducing_by(strategy, lambda own, *_, **__: own.copy_(reduced)):
+            log(module, *args, **kwargs)
     finally:
         module._current_fx_name = previous
         if torch.get_default_dtype() is not default:

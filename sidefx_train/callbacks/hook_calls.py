@@ -18,6 +18,7 @@ import torch
 
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.distributed.data_parallel import wrapper_of
 from sidefx_train.torch_compat import has_step_hooks
 
 _KNOWN: set[str] = set()
@@ -43,7 +44,9 @@ _ONE_CLOSURE_CALL: frozenset[type] = frozenset(
 """Optimizers whose ``step(closure)`` calls the closure first, and once: it may run before ``step()`` instead."""
 
 
-def follow_calls_of(package: str, call: ModuleType, precision: ModuleType, profilers: ModuleType) -> None:
+def follow_calls_of(
+    package: str, call: ModuleType, precision: ModuleType, profilers: ModuleType, distributed: ModuleType
+) -> None:
     """Makes captures follow the hooks that a Lightning package calls; idempotent.
 
     Args:
@@ -51,6 +54,7 @@ def follow_calls_of(package: str, call: ModuleType, precision: ModuleType, profi
         call: its module ``trainer.call``.
         precision: its module ``plugins.precision``.
         profilers: its module ``profilers``.
+        distributed: its module ``overrides.distributed``.
     """
     if package in _KNOWN:
         return
@@ -123,8 +127,14 @@ def follow_calls_of(package: str, call: ModuleType, precision: ModuleType, profi
         return optimizer.step(closure=partial(self._wrap_closure, model, optimizer, closure), **kwargs)
 
     _interpret_instead(precision.Precision.optimizer_step, optimizer_step)
+    registry.intercept(distributed.prepare_for_backward)(_prepare_reduction)
     for name in ("start", "stop"):
         registry.intercept_method(profilers.Profiler, name)(_called_after_step(silent, name))
+
+
+def _prepare_reduction(world: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Has a backward of manual optimization reduce gradients between processes, as the wrapper's forward does."""
+    wrapper_of(world, args[0]).before_backward()
 
 
 def _is_torchs(step: Any) -> bool:

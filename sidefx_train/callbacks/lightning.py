@@ -33,8 +33,8 @@ class SideFXCompile(pl_package.Callback):
     """Captures the training step of a ``Trainer.fit``.
 
     The model, its ``state_dict``, optimizers, checkpoints, loggers and other callbacks stay unchanged. If a feature is
-    in use that the callback does not reproduce (several devices, gradient scaling, LBFGS, ...), Lightning trains as
-    always; the report counts those steps and one warning says why.
+    in use that the callback does not reproduce (several GPUs, LBFGS, ...), Lightning trains as always; the report
+    counts those steps and one warning says why.
 
     Works with a Trainer of ``lightning.pytorch`` and of ``pytorch_lightning``.
 
@@ -151,9 +151,9 @@ class SideFXCompile(pl_package.Callback):
         self._remove()
 
     # ------------------------------------------------------------------ plumbing
-    def _compile(self, step: Callable[..., Any], module: Any) -> Callable[..., Any]:
+    def _compile(self, step: Callable[..., Any], module: Any, at_once: bool) -> Callable[..., Any]:
         step.__qualname__ = step.__name__ = _name(module)
-        compiled = compile_step(step, **self._options)
+        compiled = compile_step(step, **{**self._options, "warmup": "now"} if at_once else self._options)
         report = compiled.report()
         if self._compiled is None:
             self._compiled = compiled
@@ -288,7 +288,8 @@ class _Training:
 
     def _captured(self, kind: str, make: Callable[..., Callable[..., Any]]) -> Callable[..., Any]:
         step = make(self._pl, self._trainer, self._module, self._batch)
-        self._steps[kind] = self._callback._compile(step, self._module)
+        several = self._trainer.strategy.model is not self._module  # all change over to the captured step at one call
+        self._steps[kind] = self._callback._compile(step, self._module, at_once=several)
         return self._steps[kind]
 
 

@@ -22,4 +22,5 @@ def intercept_hooks(pl: Lightning) -> None:
     if unsupported() is None:
         from sidefx_train.callbacks.hook_calls import follow_calls_of
 
-        follow_calls_of(pl.package, *map(pl.module, ("trainer.call", "plugins.precision", "profilers")))
+        modules = "trainer.call", "plugins.precision", "profilers", "overrides.distributed"
+        follow_calls_of(pl.package, *map(pl.module, modules))

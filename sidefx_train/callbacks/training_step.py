@@ -18,6 +18,7 @@ from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from sidefx_train.compile.common import interceptor_registry as registry
 
@@ -53,15 +54,12 @@ class Lightning:
 
 def reason_not_to(pl: Lightning, trainer: Any, module: Any) -> str | None:
     """Returns why this fit is left to Lightning's own path, or ``None`` if its step can be captured."""
-    strategy, precision = trainer.strategy, trainer.precision_plugin
+    precision = trainer.precision_plugin
     plugins = pl.module("plugins.precision")
     epoch_loop = trainer.fit_loop.epoch_loop
-    if trainer.world_size > 1:
-        return f"{trainer.world_size} processes: gradients are synchronized by {type(strategy).__name__}"
-    if type(strategy) is not pl.module("strategies").SingleDeviceStrategy:
-        return f"strategy {type(strategy).__name__} has its own training step"
-    if strategy.model is not module:
-        return f"the model is wrapped in {type(strategy.model).__name__}"
+    reason = _of_strategy(pl, trainer, module)
+    if reason is not None:
+        return reason
     known = (plugins.Precision, plugins.MixedPrecision, plugins.HalfPrecision, plugins.DoublePrecision)
     if type(precision) not in known:
         return f"precision plugin {type(precision).__name__} has its own training step"
@@ -89,6 +87,21 @@ def reason_not_to(pl: Lightning, trainer: Any, module: Any) -> str | None:
         ):
             return f"{type(optimizer).__name__} is not a torch optimizer"
     return None
+
+
+def _of_strategy(pl: Lightning, trainer: Any, module: Any) -> str | None:
+    """Returns why the strategy's training step is left to Lightning, or ``None``."""
+    strategy, strategies = trainer.strategy, pl.module("strategies")
+    model = strategy.model
+    if type(strategy) is strategies.DDPStrategy:
+        if strategy.root_device.type != "cpu":
+            return f"{trainer.world_size} processes with GPUs: gradients are synchronized by DDPStrategy"
+        if strategy._model_averager is not None:
+            return "DDPStrategy averages the models of all processes"
+        model = model.module if type(model) is DistributedDataParallel else model
+    elif type(strategy) is not strategies.SingleDeviceStrategy:
+        return f"strategy {type(strategy).__name__} has its own training step"
+    return None if model is module else f"the model is wrapped in {type(strategy.model).__name__}"
 
 
 def plain_scaler(precision: Any) -> bool:
@@ -188,7 +201,7 @@ def automatic_step(pl: Lightning, trainer: Any, module: Any, batch: Batch) -> Ca
     """
     loop = trainer.fit_loop.epoch_loop.automatic_optimization
     closure_class, call = pl.automatic.Closure, pl.module("trainer.call")
-    base, unpack = pl.lightning_module, loop.output_result_cls.from_training_step_output
+    base, without_reduction = pl.lightning_module, pl.module("loops.utilities")._block_parallel_sync_behavior
 
     def numbers(name: str) -> tuple[int, int]:
         """Returns epoch and batch index for a method; zeros for Lightning's own methods, which never read them."""
@@ -197,9 +210,7 @@ def automatic_step(pl: Lightning, trainer: Any, module: Any, batch: Batch) -> Ca
         return batch.epoch, batch.batch_idx
 
     def training_step(args: tuple[Any, ...]) -> Any:
-        output = call._call_strategy_hook(trainer, "training_step", *batch.complete(module, args))
-        trainer.strategy.post_training_step()
-        return unpack(output, trainer.accumulate_grad_batches)
+        return loop._training_step(dict(enumerate(batch.complete(module, args))))
 
     def zero_grad(optimizer: Any) -> None:
         progress = loop.optim_progress.optimizer.zero_grad
@@ -222,7 +233,8 @@ def automatic_step(pl: Lightning, trainer: Any, module: Any, batch: Batch) -> Ca
             wrapper, name = trainer.strategy._lightning_optimizers[0], "optimizer_step"
             call._call_lightning_module_hook(trainer, name, *numbers(name), wrapper, closure)
         else:
-            closure()
+            with without_reduction(trainer.strategy, block=True):
+                closure()
         result = closure.consume_result()
         if result.loss is None:
             return {}

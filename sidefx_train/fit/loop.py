@@ -34,6 +34,7 @@ from sidefx_train.fit.inputs import (
     metric_collection,
     rows,
     takes_index,
+    through_wrapper,
 )
 from sidefx_train.fit.state import (
     Bar,
@@ -106,7 +107,7 @@ def fit(
         metrics: a torchmetrics Metric, MetricCollection, or dict of Metrics, updated with ``(output, target)``.
         precision: as for Fabric: ``"32-true"``, ``"bf16-mixed"``, ``"64-true"``, ...
         accelerator: as for Fabric.
-        devices: as for Fabric; with several, steps are captured for plain modules on the CPU with the strategy "ddp".
+        devices: as for Fabric; with several, steps are captured on the CPU with the strategy "ddp".
         strategy: as for Fabric.
         compile: capture the step; ``False`` runs it eagerly.
         warmup: ``"background"``: training starts at once, and the captured step takes over when it is compiled;
@@ -281,8 +282,7 @@ class _Run:
             return self.original
         wrapper = self.wrapped._forward_module
         on_cpu = type(strategy) is DDPStrategy and self.fabric.device.type == "cpu"
-        found = on_cpu and not self.is_lightning and type(wrapper) is DistributedDataParallel
-        return wrapper if found else None
+        return wrapper if on_cpu and not self.manual and type(wrapper) is DistributedDataParallel else None
 
     def _reason_not_to_compile(self) -> str | None:
         if self._plain_module() is None:
@@ -333,10 +333,10 @@ class _Run:
         context: Callable[[], AbstractContextManager[Any]] = self.fabric.autocast
         in_context = plain and type(self.fabric.strategy.precision).__name__ != "Precision"
         if self.is_lightning:
-            indexed = takes_index(self.original.training_step)
+            indexed, training_step = takes_index(self.original.training_step), self._method("training_step")
 
             def forward(batch: Any, batch_idx: int) -> tuple[Any, Any]:
-                output = model.training_step(batch, batch_idx) if indexed else model.training_step(batch)
+                output = training_step(batch, batch_idx) if indexed else training_step(batch)
                 return loss_in(output), output
 
         else:
@@ -353,6 +353,13 @@ class _Run:
             return loss, (output.detach() if keep and isinstance(output, torch.Tensor) else None)
 
         return compute
+
+    def _method(self, name: str) -> Callable[..., Any]:
+        """Returns a function that calls a method of the LightningModule as the wrapper's forward, if it has one."""
+        model = self.model
+        if type(model) is DistributedDataParallel:
+            return through_wrapper(model, self.original, name)
+        return lambda *args: getattr(model, name)(*args)
 
     def train_on(self, batch: Any, position: Position) -> torch.Tensor | None:
         """Runs one step and adds its loss and logs to the history."""
@@ -410,7 +417,7 @@ class _Run:
             with self.fabric.autocast():
                 if self.is_lightning:
                     indexed = takes_index(self.original.validation_step)
-                    step = self.model.validation_step
+                    step = self._method("validation_step")
                     output = step(batch, index) if indexed else step(batch)
                     loss = loss_in(output) if isinstance(output, (torch.Tensor, Mapping)) else None
                 else:

@@ -56,6 +56,7 @@ from sidefx_train.torch_compat.distributed.collectives import default_group_numb
 from sidefx_train.torch_compat.distributed.collectives import functional_collectives as functional_collectives
 from sidefx_train.torch_compat.distributed.collectives import group_number as group_number
 from sidefx_train.torch_compat.distributed.collectives import group_number_of_name as group_number_of_name
+from sidefx_train.torch_compat.distributed.collectives import group_of_name as group_of_name
 from sidefx_train.torch_compat.distributed.collectives import group_resolver as group_resolver
 from sidefx_train.torch_compat.distributed.collectives import is_coalescing as is_coalescing
 from sidefx_train.torch_compat.distributed.collectives import is_collective as is_collective

@@ -84,6 +84,13 @@ def captured_programs() -> dict[str, Callable[[torch.Tensor], Any]]:
         first.wait()
         return a + b + c
 
+    def barriers(x):
+        y = x * 2
+        dist.barrier()
+        dist.all_reduce(y)
+        dist.barrier(group)
+        return y * 3
+
     def queries(x):
         size, rank = dist.get_world_size(), dist.get_rank()
         return x * rank + size + int(dist.is_initialized()) + dist.get_rank(group) + group.size()
@@ -120,9 +127,9 @@ def divided_programs() -> dict[str, Callable[[torch.Tensor], Any]]:
     group = dist.new_group([0, 1])
     works: list[Any] = []
 
-    def barrier(x):
+    def asynchronous_barrier(x):
         y = x + 1
-        dist.barrier()
+        dist.barrier(async_op=True).wait()
         return y * 2
 
     def objects(x):

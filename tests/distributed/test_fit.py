@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
+import lightning
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -13,9 +15,29 @@ import sidefx_train
 from tests.distributed.processes import WORLD, agree, in_two_processes
 
 
-def _fitted(compile: bool) -> tuple[nn.Module, Any]:
+def _plain_module() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+
+
+class Module(lightning.LightningModule):
+    """The same model with steps of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = _plain_module()
+
+    def training_step(self, batch, batch_idx):
+        loss = nn.functional.mse_loss(self.net(batch[0]), batch[1])
+        self.log("logged", loss)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        return nn.functional.mse_loss(self.net(batch[0]), batch[1])
+
+
+def _fitted(make: Callable[[], nn.Module], compile: bool) -> tuple[nn.Module, Any]:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    model = make()
     data = DataLoader(TensorDataset(torch.randn(72, 4), torch.randn(72, 2)), batch_size=6)
     result = sidefx_train.fit(
         model,
@@ -36,15 +58,16 @@ def _fits(rank: int) -> None:
     place = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": WORLD, "LOCAL_WORLD_SIZE": WORLD}
     started = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0, "TORCHELASTIC_RUN_ID": "test"}
     os.environ.update({name: str(value) for name, value in {**place, **started}.items()})
-    plain, expected = _fitted(False)
-    captured, found = _fitted(True)
-    for name, value in plain.state_dict().items():
-        assert torch.allclose(captured.state_dict()[name], value, atol=1e-5), name
-    assert all(map(agree, captured.parameters()))
-    for name, value in expected.metrics.items():
-        assert abs(found.metrics[name] - value) < 1e-4, (found.metrics, expected.metrics)
-    report = found.report
-    assert (report.calls, report.replays, report.breaks) == (12, 10, []), str(report)
+    for make in (_plain_module, Module):
+        plain, expected = _fitted(make, False)
+        captured, found = _fitted(make, True)
+        for name, value in plain.state_dict().items():
+            assert torch.allclose(captured.state_dict()[name], value, atol=1e-5), name
+        assert all(map(agree, captured.parameters())) and "forward" not in vars(captured)
+        for a, b in zip(found.history, expected.history, strict=True):
+            assert a.keys() == b.keys() and all(abs(a[name] - b[name]) < 1e-4 for name in a), (a, b)
+        report = found.report
+        assert (report.calls, report.replays, report.breaks) == (12, 10, []), str(report)
 
 
 def test_fit_with_two_processes_is_captured():

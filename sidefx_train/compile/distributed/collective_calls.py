@@ -21,6 +21,7 @@ from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.distributed.process_groups import group_of, guard_named
 from sidefx_train.compile.graph.collectives import communicates
+from sidefx_train.compile.ops.barrier import BARRIER
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
@@ -216,6 +217,14 @@ def _all_to_all_single(call: _Call) -> Any:
     return call.issue(made, lambda waited: [(output, waited)])
 
 
+def _barrier(call: _Call) -> None:
+    with compat.real_world():
+        on_cpu = dist.get_backend(call.group) == "gloo"
+    if not on_cpu or any(call.given[name] is not None for name in ("device_ids", "timeout")) or call.given["async_op"]:
+        call.refuse("of another backend than gloo, or with options")
+    BARRIER(call.group.group_name)
+
+
 _HANDLERS = {
     "all_reduce": _all_reduce,
     "broadcast": _broadcast,
@@ -223,6 +232,7 @@ _HANDLERS = {
     "all_gather_single": _all_gather_single,
     "reduce_scatter_single": _reduce_scatter,
     "all_to_all_single": _all_to_all_single,
+    "barrier": _barrier,
 }
 
 

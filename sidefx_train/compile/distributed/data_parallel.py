@@ -115,7 +115,7 @@ class _Wrapper:
             self.reduction.close()
 
     def prepare(self) -> None:
-        """Prepares the reduction in the next backward."""
+        """Prepares the reduction of the next backward."""
         if self.reduction is None:
             with compat.real_world():
                 buckets = compat.gradient_buckets(self.real.reducer)
@@ -123,6 +123,14 @@ class _Wrapper:
             shadows = [[self._shadow(parameter) for parameter in bucket] for bucket in buckets]
             self.reduction = Reduction(self.world, self.refuse, shadows, self.communication())
         self.reduction.prepare()
+
+    def before_backward(self) -> None:
+        """Decides whether the next backward reduces gradients, and prepares that."""
+        reduces = torch.is_grad_enabled() and bool(self.get("require_backward_grad_sync"))
+        if self.get("require_forward_param_sync") is not reduces:
+            self.world.interp.setattr(self.shadow, "require_forward_param_sync", reduces)
+        if reduces:
+            self.prepare()
 
     def _shadow(self, parameter: torch.nn.Parameter) -> torch.Tensor:
         record = self.world.heap.by_real.get(id(parameter))
@@ -158,24 +166,25 @@ def _size(group: Any) -> int:
         return int(group.size())
 
 
-@registry.intercept(DistributedDataParallel.forward)
-def _forward(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if not args:
-        return ABSENT
-    shadow, *inputs = args
+def wrapper_of(world: TraceWorld, shadow: Any) -> _Wrapper:
+    """Returns what the capture knows of a wrapper, which it checks."""
     wrapper = world.wrappers.get(id(shadow))
     if wrapper is None:
         wrapper = world.wrappers[id(shadow)] = _Wrapper(world, shadow)
     wrapper.check()
-    reduces = torch.is_grad_enabled() and wrapper.get("require_backward_grad_sync")
+    return wrapper  # type: ignore[no-any-return]
+
+
+@registry.intercept(DistributedDataParallel.forward)
+def _forward(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not args:
+        return ABSENT
+    wrapper = wrapper_of(world, args[0])
     synchronizes = "forward_sync_buffers" if hasattr(wrapper.real, "forward_sync_buffers") else "broadcast_buffers"
     if wrapper.get("require_forward_param_sync") and wrapper.get(synchronizes) and wrapper.real.modules_buffers:
         wrapper.synchronize_buffers()
-    result = wrapper.call_module(tuple(inputs), kwargs)
-    if wrapper.get("require_forward_param_sync") is not reduces:
-        world.interp.setattr(shadow, "require_forward_param_sync", reduces)
-    if reduces:
-        wrapper.prepare()
+    result = wrapper.call_module(args[1:], kwargs)
+    wrapper.before_backward()
     return result
 
 

@@ -17,7 +17,6 @@ _NAMES = (
     "all_gather_object",
     "all_reduce_coalesced",
     "all_to_all",
-    "barrier",
     "batch_isend_irecv",
     "broadcast_object_list",
     "destroy_process_group",

@@ -35,7 +35,10 @@ def communication(graph: fx.Graph) -> list[CommunicationRecord]:
 
 
 def _record(node: fx.Node, positions: dict[fx.Node, int]) -> CommunicationRecord:
-    name = compat.collective_name(node.target)
+    name, operations = compat.collective_name(node.target), len(positions)
+    size, start = compat.size_of_group(str(node.args[-1])), positions[node]
+    if name == "barrier":
+        return CommunicationRecord(name, "", 0, size, start, start + 1, operations)
     whole = node if name == "all_gather_into_tensor" else node.args[0]
     assert isinstance(whole, fx.Node)
     sent: torch.Tensor = whole.meta["val"]
@@ -45,8 +48,8 @@ def _record(node: fx.Node, positions: dict[fx.Node, int]) -> CommunicationRecord
         name,
         str(sent.dtype).removeprefix("torch."),
         sent.element_size() * (compat.hint_of(elements) if isinstance(elements, torch.SymInt) else elements),
-        compat.size_of_group(str(node.args[-1])),
-        positions[node],
-        min(waits, default=len(positions)),
-        len(positions),
+        size,
+        start,
+        min(waits, default=operations),
+        operations,
     )

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 _NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd")
 _WAIT = "wait_tensor"
+_BARRIER = "sidefx::barrier"
 _STARTS = frozenset({"all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "broadcast", "all_to_all_single"})
 _numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _next_number = itertools.count(1)
@@ -38,12 +39,17 @@ def communicates_in_cpp(fn: Any) -> bool:
 
 def is_collective(target: Any) -> bool:
     """Returns True for a functional collective and for the operator that waits for one."""
-    return isinstance(target, torch._ops.OpOverload) and target.namespace in _NAMESPACES
+    return isinstance(target, torch._ops.OpOverload) and (target.namespace in _NAMESPACES or _is_barrier(target))
+
+
+def _is_barrier(target: Any) -> bool:
+    return bool(target._name == _BARRIER)
 
 
 def is_known_collective(target: Any) -> bool:
     """Returns True for collectives whose result a process without others can stand in for, and for the wait."""
-    return target.namespace == _NAMESPACES[0] and target._opname in (*_STARTS, _WAIT)
+    known = target.namespace == _NAMESPACES[0] and target._opname in (*_STARTS, _WAIT)
+    return known or _is_barrier(target)
 
 
 def collective_name(target: Any) -> str:
@@ -86,15 +92,20 @@ def default_group_number() -> int | None:
 def group_number_of_name(name: str) -> int:
     """Returns the number of the process group of a name, 0 if there is none."""
     try:
-        return group_number(torch._C._distributed_c10d._resolve_process_group(name))
+        return group_number(group_of_name(name))
     except (RuntimeError, ValueError):
         return 0
+
+
+def group_of_name(name: str) -> Any:
+    """Returns the process group of a name."""
+    return torch._C._distributed_c10d._resolve_process_group(name)
 
 
 def size_of_group(name: str) -> int:
     """Returns the number of processes of the group of a name, 0 if there is none."""
     try:
-        return int(torch._C._distributed_c10d._resolve_process_group(name).size())
+        return int(group_of_name(name).size())
     except (RuntimeError, ValueError):
         return 0
 
@@ -130,6 +141,8 @@ class OneProcess(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not is_collective(func):
             return func(*args, **(kwargs or {}))
+        if _is_barrier(func):
+            return None
         name, tensor = func._opname, args[0]
         if name in (_WAIT, "all_reduce_", "broadcast_"):
             return tensor

@@ -77,7 +77,7 @@ def _check(plan: Any, graph: fx.Graph) -> None:
     nodes = [
         node
         for part in parts
-        if isinstance(part.node, ir._CollectiveKernel)
+        if isinstance(part.node, (ir._CollectiveKernel, ir.FallbackKernel))
         for node in part.node.origins
         if is_collective(node.target)
     ]

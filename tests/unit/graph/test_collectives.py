@@ -25,12 +25,14 @@ def test_report_lists_collectives(group):
         work = dist.all_reduce(total, async_op=True)
         y = x.sin().cos().exp()
         work.wait()
+        dist.barrier()
         dist.all_gather_into_tensor(whole, whole * 2)
         return y + 1
 
     step(torch.ones(3))
     report = step.report()
-    reduced, gathered = report.communication
+    reduced, barrier, gathered = report.communication
+    assert (barrier.operator, barrier.bytes, barrier.between, barrier.messages(4)) == ("barrier", 0, 0, 2)
     assert (reduced.operator, reduced.dtype, reduced.bytes, reduced.group_size) == ("all_reduce", "float32", 24, 1)
     assert (gathered.operator, gathered.bytes) == ("all_gather_into_tensor", 64), gathered
     assert reduced.between == 3 and gathered.between == 0, report.sources()["graph"]

@@ -12,6 +12,8 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.errors import Unsupported
@@ -36,6 +38,8 @@ def _stub(name: str) -> Any:
         metric = args[0]
         kind = type(metric).__qualname__
         if kind in world.specialization.opaque_classes:
+            if _communicates(world, metric, name):
+                world.heap.refuse("SFX103", f"calls {kind}.{name}, which synchronizes the metric between processes")
             return world.defer_for_result(types.MethodType(method, metric), args[1:], kwargs)
         world.running.add(id(metric))
         try:
@@ -47,6 +51,15 @@ def _stub(name: str) -> Any:
             world.running.discard(id(metric))
 
     return method
+
+
+def _communicates(world: TraceWorld, metric: Any, name: str) -> bool:
+    """Returns True if a metric's method may call collectives: an opaque call would issue them after the graph's."""
+    if name not in ("forward", "compute") or not torch.distributed.is_available():
+        return False
+    if not world.interp.call(torch.distributed.is_initialized, (), {}):
+        return False
+    return name == "compute" or bool(world.interp.getattr(metric, "dist_sync_on_step"))
 
 
 @registry.late

@@ -1,0 +1,20 @@
+"""A barrier in a graph: it has no tensors, but takes part in the order of the collectives."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch.fx.node import has_side_effect
+
+from sidefx_train import torch_compat as compat
+from sidefx_train.compile.ops.registration import define_operator
+
+
+def _wait(group: str) -> None:
+    dist.barrier(compat.group_of_name(group))
+
+
+define_operator("barrier(str group) -> ()", _wait, lambda group: None, key="CompositeExplicitAutograd")
+
+BARRIER = has_side_effect(torch.ops.sidefx.barrier.default)
+"""``barrier(group)`` waits until all processes of the group of that name have called it."""

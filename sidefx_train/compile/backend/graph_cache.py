@@ -32,6 +32,7 @@ from sidefx_train.compile.graph.artifacts import (
     TailCall,
     TracedGraph,
 )
+from sidefx_train.compile.graph.collectives import communicates
 from sidefx_train.compile.graph.devices import accelerator_of
 from sidefx_train.compile.native import cpu_description
 from sidefx_train.config import CompileConfig
@@ -80,8 +81,14 @@ class Lowered:
 
 def key_of(traced: TracedGraph, config: CompileConfig) -> str | None:
     """Returns the cache key of a lowered graph; ``None`` for a graph that is not cached."""
-    if accelerator_of(traced.module.graph) is not None:
+    graph = traced.module.graph
+    if accelerator_of(graph) is not None or communicates(graph):
         return None  # there is no single library to keep: Inductor's own cache keeps its kernels
+    return identity_of(traced, config)
+
+
+def identity_of(traced: TracedGraph, config: CompileConfig) -> str | None:
+    """Returns a hash of a graph and all else that lowering reads, the same in every process; ``None`` without one."""
     try:
         flags = f"random {traced.uses_rng} gradients {traced.gradients}"
         text = [_settings(config), flags, *_inputs(traced), *_nodes(traced.module.graph)]
@@ -196,7 +203,7 @@ def _target(node: fx.Node) -> str:
     if node.op != "call_function":
         raise CannotKeep(node.op)
     if isinstance(target, compat.OpOverload):
-        if target.namespace not in _NAMESPACES:
+        if target.namespace not in _NAMESPACES and not compat.is_collective(target):
             raise CannotKeep(str(target))
         return str(target)
     module = getattr(target, "__module__", None) or ""

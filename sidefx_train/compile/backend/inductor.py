@@ -20,6 +20,7 @@ from sidefx_train.compile.backend.autotune.attention import expand_attention, ha
 from sidefx_train.compile.backend.autotune.conv_layout import choose_layout, supports_channels_last
 from sidefx_train.compile.backend.autotune.lstm import has_layers
 from sidefx_train.compile.backend.autotune.timing import begin as begin_measuring
+from sidefx_train.compile.backend.compile_once import compiling, is_marked, mark_made
 from sidefx_train.compile.backend.cpp_codegen.build_library import (
     Building,
     accepts_flags,
@@ -35,7 +36,7 @@ from sidefx_train.compile.backend.cpp_codegen.region_wrapper import (
     region_module,
     regions_note,
 )
-from sidefx_train.compile.backend.graph_cache import Lowered, cache_tag, find, is_kept, keep, key_of
+from sidefx_train.compile.backend.graph_cache import Lowered, cache_tag, find, identity_of, is_kept, keep, key_of
 from sidefx_train.compile.backend.pass_list import PassOptions, run_passes
 from sidefx_train.compile.backend.passes.keep_composite_ops import join_complex, kept_composite_ops
 from sidefx_train.compile.backend.passes.repeated_regions import Division, find_regions
@@ -128,15 +129,34 @@ def build_inductor(traced: TracedGraph, config: CompileConfig) -> Executable:
     graph = traced.module.graph
     start_build(may_add_rows(graph), has_layers(graph), has_attention(graph))
     keep_freed_memory()
-    key = key_of(traced, config)
-    lowered = find(key, traced, load_library) if key is not None else None
-    clock.lap("find")
-    if lowered is not None:
+    key, identity = key_of(traced, config), identity_of(traced, config)
+
+    def found() -> Executable | None:
+        lowered = find(key, traced, load_library) if key is not None else None
+        clock.lap("find")
+        if lowered is None:
+            return None
         lowered = replace(lowered, notes=(*lowered.notes, "compiled graph from the cache"))
         return _executable(lowered, traced, config, clock, key)
+
+    executable = found()
+    if executable is not None:
+        return executable
+    with compiling(identity, lambda: is_kept(key) if key is not None else is_marked(str(identity))) as waited:
+        clock.lap("wait")
+        executable = found() if waited else None
+        return executable if executable is not None else _made(traced, config, clock, key, identity)
+
+
+def _made(
+    traced: TracedGraph, config: CompileConfig, clock: Clock, key: str | None, identity: str | None
+) -> Executable:
+    """Lowers a graph and writes it to the cache."""
     lowered = _lower(traced, config, clock, key is not None)
     if key is not None:
         keep(key, lowered)
+    elif identity is not None:
+        mark_made(identity)
     clock.lap("store")
     return _executable(lowered, traced, config, clock, key)
 
@@ -175,8 +195,9 @@ def lower_for_another(traced: TracedGraph, config: CompileConfig) -> bool:
     key = key_of(traced, config)
     if key is None:
         return False
-    if not is_kept(key):
-        keep(key, _lower(traced, config, Clock(), True))
+    with compiling(key, lambda: is_kept(key)):
+        if not is_kept(key):
+            keep(key, _lower(traced, config, Clock(), True))
     return is_kept(key)
 
 

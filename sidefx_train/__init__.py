@@ -19,6 +19,7 @@ with _fewer_collections():
     from sidefx_train.compile.api import mark_dynamic as mark_dynamic
     from sidefx_train.compile.torch_support import CompiledStep as CompiledStep
     from sidefx_train.disk_cache import cache_dir as cache_dir
+    from sidefx_train.errors import SideFXWarning as SideFXWarning
     from sidefx_train.report import StepReport as StepReport
 
 __version__ = "0.1.0"
@@ -26,6 +27,7 @@ __all__ = [
     "CompiledStep",
     "FitResult",
     "SideFXCompile",
+    "SideFXWarning",
     "StepReport",
     "cache_dir",
     "compile",

@@ -64,6 +64,10 @@ CODES: dict[str, tuple[str, str]] = {
         "gradient buckets are not final",
         "No action needed: DistributedDataParallel chooses its buckets in the first two iterations.",
     ),
+    "SFX213": (
+        "a lazy module has not seen a batch",
+        "No action needed: the step ran eagerly, and the next one is captured.",
+    ),
     # training loops
     "SFX301": ("left to the framework's own training step", "Remove what the message names to have steps captured."),
     # the installation
@@ -78,8 +82,8 @@ FOLLOWING = frozenset({"SFX112", "SFX113"})
 """Codes of breaks that follow from another break."""
 
 
-FIRST_STEP = "SFX211"
-"""Code of a step that runs eagerly once, and is captured at the next call."""
+FIRST_STEP, LAZY = "SFX211", "SFX213"
+"""Codes of steps that run eagerly once, and are captured at the next call."""
 
 
 @dataclass(frozen=True)

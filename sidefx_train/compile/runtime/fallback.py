@@ -11,14 +11,17 @@ from sidefx_train.compile.pipeline.captured import CaptureFailed
 from sidefx_train.compile.pipeline.run_context import Call
 from sidefx_train.compile.runtime.describe import callers_level, summary
 from sidefx_train.config import CompileConfig
-from sidefx_train.errors import FIRST_STEP, GraphBreakError, SideFXWarning
+from sidefx_train.errors import FIRST_STEP, LAZY, GraphBreakError, SideFXWarning
 from sidefx_train.report import StepReport
 
 _NO_BREAKS = frozenset({"SFX202", "SFX203", "SFX208", "SFX209", "SFX210"})
 """Codes of reasons that are no graph breaks: a captured graph exists, or could."""
 
-_EXPECTED = frozenset({FIRST_STEP, "SFX212"})
+_EXPECTED = frozenset({FIRST_STEP, LAZY, "SFX212"})
 """Codes of reasons that pass by themselves after a few calls."""
+
+_PATIENCE = 16
+"""Steps run eagerly for such a reason until a warning says that it does not pass."""
 
 
 class Fallback:
@@ -58,7 +61,10 @@ class Fallback:
         if stop.raised:
             return self._run_after_error(stop, call)
         if stop.code in _EXPECTED:
-            return self.run_silently(stop, call)
+            result = self.run_silently(stop, call)
+            if sum(record.count for record in self._report.fallbacks if record.code == stop.code) >= _PATIENCE:
+                self.warn(stop, (stop.code, ""))
+            return result
         if stop.code not in _NO_BREAKS:
             self._report.record_break(stop.code, stop.reason, stop.location)
             if self._strict:

@@ -11,10 +11,11 @@ from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.guard import TensorFacts
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.shadows.records import UNREAD, TensorRecord
-from sidefx_train.compile.common.distributed_models import refuse_if_distributed
+from sidefx_train.compile.common.distributed_models import refuse_if_distributed, refuse_whole
 from sidefx_train.compile.common.sentinels import DYNAMIC_DIMS
 from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.graph.artifacts import InputKind
+from sidefx_train.errors import LAZY
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
@@ -27,6 +28,8 @@ def tensor_shadow(heap: ShadowTableAPI, real: torch.Tensor, source: Source) -> A
     """Returns the shadow of a tensor: a fake tensor, which is an input of the graph."""
     if type(real) not in PLAIN_TENSORS:
         refuse_if_distributed(real, source.label, heap.locate())
+        if safe_isinstance(real, torch.nn.parameter.UninitializedTensorMixin):
+            refuse_whole(LAZY, f"{source.label} gets its shape from the first batch", heap.locate())
         heap.refuse("SFX109", f"{source.label} is a {type(real).__qualname__}, a tensor subclass")
     if real._is_zerotensor():
         heap.refuse("SFX109", f"{source.label} is a tensor of zeros without storage")

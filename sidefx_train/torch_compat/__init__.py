@@ -73,8 +73,10 @@ from sidefx_train.torch_compat.dynamo import module_tagging as module_tagging
 from sidefx_train.torch_compat.dynamo import traced_by_dynamo as traced_by_dynamo
 from sidefx_train.torch_compat.early_imports import NEEDED as NEEDED
 from sidefx_train.torch_compat.early_imports import import_what_captures_need as import_what_captures_need
+from sidefx_train.torch_compat.fakes.kernels import RESAMPLING as RESAMPLING
 from sidefx_train.torch_compat.fakes.kernels import know_ctc_loss as know_ctc_loss
 from sidefx_train.torch_compat.fakes.kernels import know_grouped_products as know_grouped_products
+from sidefx_train.torch_compat.fakes.kernels import know_resampling as know_resampling
 from sidefx_train.torch_compat.fakes.kernels import know_symbolic_padding as know_symbolic_padding
 from sidefx_train.torch_compat.fakes.tensors import FakeTensor as FakeTensor
 from sidefx_train.torch_compat.fakes.tensors import FakeTensorMode as FakeTensorMode

@@ -1,10 +1,11 @@
-"""Fake kernels that torch lacks or has wrong: CTC loss, grouped matrix products, padding by symbolic widths."""
+"""Fake kernels that torch lacks or has wrong: CTC loss, grouped products, padding and resampling to symbolic sizes."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 
 
 def know_grouped_products() -> None:
@@ -38,6 +39,42 @@ def _padded(mode: Any, func: Any, x: Any, pad: Any, value: Any = 0) -> Any:
 
 def _is_channels_last(x: torch.Tensor) -> bool:
     return x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+
+
+def know_resampling() -> None:
+    """Registers fake kernels of resampling that accept symbolic sizes; torch's own need plain ones."""
+    from torch._decomp import meta_table
+    from torch._subclasses import fake_impls
+
+    for op in RESAMPLING:
+        if op not in fake_impls.op_implementations_dict:
+            fake_impls.register_op_impl(op)(_resampled)
+            meta_table.setdefault(op, _resampled)  # else a decomposition takes precedence
+
+
+RESAMPLING: frozenset[Any] = frozenset(
+    getattr(torch.ops.aten, name + suffix).default
+    for name in (
+        *("upsample_nearest1d", "_upsample_nearest_exact1d", "upsample_linear1d", "upsample_bilinear2d"),
+        *("upsample_bicubic2d", "_upsample_bicubic2d_aa", "upsample_nearest3d", "_upsample_nearest_exact3d"),
+        "upsample_trilinear3d",
+    )
+    for suffix in ("", "_backward")
+)
+"""Resampling operators, and their backwards, whose fake kernels :func:`know_resampling` registers."""
+
+_LOSES_LAYOUT = torch.ops.aten.upsample_bicubic2d_backward.default
+"""Returns a contiguous tensor; the others keep the memory format of their argument."""
+
+
+def _resampled(mode: Any, func: Any, x: Any, output_size: Any, *rest: Any, **named: Any) -> Any:
+    backward = func._schema.name.endswith("_backward")
+    size = tuple(rest[0]) if backward else (*x.shape[:2], *output_size)
+    if not any(isinstance(length, torch.SymInt) for length in (*x.shape, *size)) or len(size) != x.dim():
+        return NotImplemented
+    layout = torch.contiguous_format if func is _LOSES_LAYOUT else suggest_memory_format(x)
+    with mode:
+        return torch.empty(size, dtype=x.dtype, device=x.device, memory_format=layout)
 
 
 def know_ctc_loss() -> None:

@@ -14,12 +14,30 @@ OPTIONS = [
     {"scale_factor": (2, 3), "mode": "nearest-exact"},
     {"scale_factor": 2.0, "recompute_scale_factor": True},
     {"size": 5, "mode": "bilinear", "antialias": True},
+    {"size": (5, 9), "mode": "bilinear", "align_corners": True},
+    {"scale_factor": 0.5, "mode": "bilinear"},
+    {"scale_factor": (1.5, 2.25), "mode": "bicubic"},
+    {"size": 5, "mode": "bicubic", "antialias": True},
+    {"scale_factor": 2, "mode": "area"},
+]
+OTHER_DIMENSIONS = [
+    (1, {"size": 7}),
+    (1, {"scale_factor": 1.5, "mode": "nearest-exact"}),
+    (1, {"size": 7, "mode": "linear", "align_corners": True}),
+    (1, {"scale_factor": 2, "mode": "linear"}),
+    (3, {"scale_factor": 2}),
+    (3, {"size": 3, "mode": "nearest-exact"}),
+    (3, {"size": (3, 4, 5), "mode": "trilinear"}),
 ]
 
 
 @pytest.mark.parametrize("images", [False, True], ids=["batch", "images"])
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(map(str, options.values())))
 def test_sizes_that_change(options, images):
+    check(options, lambda n: (n, 2, *((n + 2, 2 * n) if images else (4, 6))))
+
+
+def check(options, size, memory_format=torch.contiguous_format):
     def step(x):
         x = x.clone().requires_grad_()
         made = F.interpolate(x, **options)
@@ -28,11 +46,36 @@ def test_sizes_that_change(options, images):
 
     captured = sidefx_train.compile(step, backend="eager")
     for n in (4, 3, 5, 6):
-        x = torch.randn(n, 2, *((n + 2, 2 * n) if images else (4, 6)), generator=torch.Generator().manual_seed(n))
+        x = torch.randn(size(n), generator=torch.Generator().manual_seed(n)).contiguous(memory_format=memory_format)
         for wanted, made in zip(step(x), captured(x), strict=True):
             assert torch.equal(wanted, made) and wanted.stride() == made.stride()
     report = captured.report()
     assert report.replays == 4 and len(report.captures) == 2 and not report.breaks
+
+
+@pytest.mark.parametrize(("dimensions", "options"), OTHER_DIMENSIONS)
+def test_sizes_of_sequences_and_volumes(dimensions, options):
+    check(options, lambda n: (n, 2, *(n, 3, n + 2)[:dimensions]))
+
+
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
+def test_memory_format(mode):
+    check({"size": 5, "mode": mode}, lambda n: (n, 3, 4, 5), torch.channels_last)
+
+
+def test_size_that_depends_on_data():
+    def step(x, lengths):
+        x = x.clone().requires_grad_()
+        made = F.interpolate(x[:, :, : int(lengths.max())], 6, mode="linear", align_corners=True)
+        made.square().sum().backward()
+        return made.detach(), x.grad
+
+    captured = sidefx_train.compile(step, backend="eager")
+    for n in (3, 5, 4):
+        x = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(n))
+        for wanted, made in zip(step(x, torch.tensor([2, n])), captured(x, torch.tensor([2, n])), strict=True):
+            assert torch.equal(wanted, made) and wanted.stride() == made.stride()
+    assert len(captured.report().captures) == 1 and not captured.report().breaks
 
 
 @pytest.mark.parametrize("options", [{"size": 3, "scale_factor": 2}, {"mode": "none"}, {"scale_factor": (1, 2, 3)}])

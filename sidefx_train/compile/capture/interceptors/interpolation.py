@@ -1,4 +1,4 @@
-"""``F.interpolate`` of images of symbolic sizes.
+"""``F.interpolate`` of tensors of symbolic sizes.
 
 torch's C++ function asks for plain sizes. The operators that it calls accept symbolic ones.
 """
@@ -6,6 +6,7 @@ torch's C++ function asks for plain sizes. The operators that it calls accept sy
 from __future__ import annotations
 
 import inspect
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,12 +22,24 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
-_OPERATORS: dict[tuple[str, bool], Any] = {
-    ("nearest", False): aten.upsample_nearest2d.default,
-    ("nearest-exact", False): aten._upsample_nearest_exact2d.default,
-    ("bilinear", True): aten._upsample_bilinear2d_aa.default,
+_NEAREST = frozenset({"nearest", "nearest-exact"})
+_OPERATORS: dict[tuple[int, str, bool], Any] = {
+    (1, "nearest", False): aten.upsample_nearest1d.default,
+    (2, "nearest", False): aten.upsample_nearest2d.default,
+    (3, "nearest", False): aten.upsample_nearest3d.default,
+    (1, "nearest-exact", False): aten._upsample_nearest_exact1d.default,
+    (2, "nearest-exact", False): aten._upsample_nearest_exact2d.default,
+    (3, "nearest-exact", False): aten._upsample_nearest_exact3d.default,
+    (1, "linear", False): aten.upsample_linear1d.default,
+    (2, "bilinear", False): aten.upsample_bilinear2d.default,
+    (2, "bilinear", True): aten._upsample_bilinear2d_aa.default,
+    (2, "bicubic", False): aten.upsample_bicubic2d.default,
+    (2, "bicubic", True): aten._upsample_bicubic2d_aa.default,
+    (3, "trilinear", False): aten.upsample_trilinear3d.default,
 }
-"""By mode and antialiasing, of images. The fake kernels of the other operators need plain sizes."""
+"""By number of spatial dimensions, mode and antialiasing."""
+_MOST_PARTS = 64
+"""Limit of the denominator of a scale: a product with a larger one may round otherwise as a float."""
 
 _SIGNATURE = inspect.signature(F.interpolate)
 
@@ -39,13 +52,14 @@ def _interpolate(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any
         return ABSENT
     given.apply_defaults()
     x, size, factor, mode, corners, recomputed, antialias = given.arguments.values()
-    if not safe_isinstance(x, compat.FakeTensor) or x.device.type != "cpu" or x.dim() != 4:
+    if not safe_isinstance(x, compat.FakeTensor) or x.device.type != "cpu" or not 3 <= x.dim() <= 5:
         return ABSENT
-    sizes, factors = _spread(size), _spread(factor)
+    sizes, factors = _spread(size, x.dim() - 2), _spread(factor, x.dim() - 2)
     if not any(safe_isinstance(each, torch.SymInt) for each in (*x.shape, *(sizes or ()))):
         return ABSENT
-    operator = _OPERATORS.get((mode, antialias)) if type(mode) is str and type(antialias) is bool else None
-    nearest = mode in ("nearest", "nearest-exact")
+    known = type(mode) is str and type(antialias) is bool
+    operator = _OPERATORS.get((x.dim() - 2, mode, antialias)) if known else None
+    nearest = mode in _NEAREST
     if operator is None or (nearest and corners is not None) or corners not in (None, True, False):
         return ABSENT
     if (sizes is None) == (factors is None) or (recomputed and sizes is not None):
@@ -54,23 +68,24 @@ def _interpolate(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any
         sizes = [_scaled(length, each) for length, each in zip(x.shape[2:], factors, strict=True)]
     if sizes is None or not all(type(each) is int or safe_isinstance(each, torch.SymInt) for each in sizes):
         return ABSENT
-    scales = [None, None] if factors is None or recomputed else [float(each) for each in factors]
+    scales = [None] * len(sizes) if factors is None or recomputed else [float(each) for each in factors]
     options = () if nearest else (bool(corners),)
     return world.guarded(operator, (x, sizes, *options, *scales), {})
 
 
-def _spread(value: Any) -> list[Any] | None:
-    """Returns one value for each of two dimensions."""
+def _spread(value: Any, dimensions: int) -> list[Any] | None:
+    """Returns one value for each spatial dimension."""
     if value is None:
         return None
-    found = list(value) if safe_isinstance(value, (tuple, list)) else [value, value]
-    return found if len(found) == 2 else None
+    found = list(value) if safe_isinstance(value, (tuple, list)) else [value] * dimensions
+    return found if len(found) == dimensions else None
 
 
 def _scaled(length: Any, factor: Any) -> Any:
-    """Returns the size of a scaled dimension; ``None`` if that is not a product of integers."""
-    if type(factor) not in (int, float):
+    """Returns the size of a scaled dimension; ``None`` if that is not exact in integers."""
+    if type(factor) not in (int, float) or not math.isfinite(factor) or factor <= 0:
         return None
     if type(length) is int:
         return int(length * float(factor))
-    return length * int(factor) if factor == int(factor) else None
+    over, under = factor.as_integer_ratio()
+    return length * over // under if under <= _MOST_PARTS else None

@@ -77,6 +77,8 @@ def check_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
         compat.know_grouped_products()
     if func is aten.constant_pad_nd.default:
         compat.know_symbolic_padding()
+    if func in compat.RESAMPLING:
+        compat.know_resampling()
     if getattr(func, "overloadpacket", None) is aten._ctc_loss:
         compat.know_ctc_loss()
     if func in _INDEXED_WRITES and args[2].dtype != args[0].dtype:

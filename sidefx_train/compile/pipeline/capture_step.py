@@ -282,6 +282,7 @@ class CaptureRun:
         if residual.metadata.tangents:
             _count_writes(world)  # those of the forward: the backward counts its own when it runs
             world.random_draws.end()
+            world.host_reads.end()
             recorded = record_backward(world, residual, self.in_order)
             residual = planned()  # Python code in the backward may have read more
             joint = extract_graphs(world, residual, recorded)
@@ -328,8 +329,10 @@ class CaptureRun:
         spec = self.spec
         if self.world.random_draws.wanted:
             return replace(spec, reads_draws=True)
+        if self.world.host_reads.wanted:
+            return replace(spec, reads_inputs=True)
         if self.world.listed:
-            return replace(spec, lists_floats=False)
+            return replace(spec, lists_numbers=False)
         if stop.defer is not None and stop.defer not in spec.opaque_classes | spec.split_classes:
             return replace(spec, opaque_classes=spec.opaque_classes | {stop.defer})
         if not self.world.warns <= spec.inlined_code:

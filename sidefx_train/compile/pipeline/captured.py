@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
+
 from sidefx_train.compile.autograd.joint_graph import JointGraph
 from sidefx_train.compile.capture.guards.guard import Guard
 from sidefx_train.compile.capture.guards.source import Source
@@ -46,6 +48,11 @@ class Captured:
     self_invalidated: str = ""
     assumptions: tuple[Location, ...] = ()
     draws: HostDraws = field(default_factory=lambda: HostDraws((), []))
+
+    @property
+    def has_numbers(self) -> bool:
+        """Returns True if the graph reads a tensor's value as a number."""
+        return any(node.target is torch.ops.aten._local_scalar_dense.default for node in self.traced.module.graph.nodes)
 
     def fetcher(self, checks: dict[str, Any]) -> Callable[..., Any]:
         """Returns the function of guards and prologue alone, which leaves random generators as they are.

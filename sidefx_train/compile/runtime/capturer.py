@@ -47,6 +47,7 @@ class Capturer:
         self._fn, self._name, self._config = fn, name, config
         self._specialization, self._context = specialization, context
         self._self_invalidated: set[str] = set()
+        self._has_numbers = False
 
     @property
     def deterministic(self) -> bool:
@@ -61,7 +62,7 @@ class Capturer:
             BackendError: it cannot be compiled, and the options ask for the error.
         """
         start_build()
-        return self._or_with_static_sizes(lambda spec: self._new_entry(spec, call))
+        return self._or_otherwise(lambda spec: self._new_entry(spec, call))
 
     def trace(self, call: Call) -> Captured:
         """Returns a capture that is not compiled yet; raises :class:`CaptureFailed`."""
@@ -70,7 +71,7 @@ class Capturer:
             with self.failing_as_capture(spec):
                 return self._capture(spec, call)
 
-        return self._or_with_static_sizes(attempt)
+        return self._or_otherwise(attempt)
 
     def compile(self, captured: Captured, call: Call) -> Entry:
         """Returns the entry of a capture, compiled in this process; raises :class:`BackendError`."""
@@ -100,14 +101,22 @@ class Capturer:
                 traceback.print_exc()
             raise CaptureFailed("SFX204", summary(error), user_location(error), None, raised=True) from error
 
-    def _or_with_static_sizes(self, attempt: Callable[[Specialization], _Result]) -> _Result:
-        """Calls ``attempt`` with the current specialization; if symbolic sizes fail, with static ones from now on."""
+    def _or_otherwise(self, attempt: Callable[[Specialization], _Result]) -> _Result:
+        """Calls ``attempt`` with the current specialization; if that fails, with one that reads values of inputs before
+        the graph runs, or with static sizes from now on."""
         spec = self._specialization.current
         try:
             return attempt(spec)
-        except CaptureFailed:
-            if not spec.has_symbolic_sizes:
+        except CaptureFailed as error:
+            reading = replace(spec, reads_inputs=True) if error.code == "SFX201" and self._may_read(spec) else None
+            if reading is None and not spec.has_symbolic_sizes:
                 raise
+        if reading is not None:
+            try:
+                return attempt(reading)
+            except CaptureFailed:
+                if not spec.has_symbolic_sizes:
+                    raise
         # The symbolic sizes may be the cause: if static ones work, sizes are static from now on.
         result = attempt(self._specialization.with_static_sizes())
         self._specialization.keep_sizes_static()
@@ -126,8 +135,14 @@ class Capturer:
         self._specialization.current = captured.specialization
         return entry
 
+    def _may_read(self, spec: Specialization) -> bool:
+        """Returns True if the graph that failed contains numbers that the next capture may read of inputs."""
+        return self._has_numbers and spec.host_reads and not spec.reads_inputs
+
     def _capture(self, spec: Specialization, call: Call) -> Captured:
         in_order = self._config.backend_name in ("eager", "aot_eager")
+        self._has_numbers = False
         in_parts = not self._config.strict  # a step may be split at graph breaks; where that fails, it runs eagerly
         captured = capture_step.capture(self._fn, *call, self._name, spec, in_parts, in_order)
+        self._has_numbers = captured.has_numbers
         return compile_capture.partitioned(captured, self._config)

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import torch
 
 from sidefx_train.compile.capture.guards.guard import Guard
-from sidefx_train.compile.capture.guards.kinds import describe
+from sidefx_train.compile.capture.guards.kinds import KINDS, describe
+from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.guards.specialization import Specialization
 from sidefx_train.compile.capture.shadows.transient_objects import same_structure
 from sidefx_train.compile.pipeline.entry import Entry
@@ -18,7 +19,8 @@ from sidefx_train.config import CompileConfig
 from sidefx_train.errors import Location
 
 _DECISIONS = 8
-"""Limit of captures for other decisions on random numbers; then the step is captured in parts for the others."""
+"""Limit of captures for other decisions on random numbers, and on values of inputs; then the step is captured in parts
+for the others."""
 
 _GROWTHS = 4
 """Limit of captured lengths of a list that the step reads completely."""
@@ -106,7 +108,7 @@ def specialized_after(
         return spec, Missed("global state", "as captured", "changed (grad mode, autocast, threads...)", None)
     guard, value = found
     label = guard.source.label
-    spec = _after_draw(spec, newest, guard)
+    spec = _after_read(_after_draw(spec, newest, guard), guard)
     changes = newest.changes(*call)
     if changes.iterators:
         spec = replace(spec, native_iterators=spec.native_iterators | changes.iterators)
@@ -143,6 +145,20 @@ def _after_draw(spec: Specialization, newest: Entry, guard: Guard) -> Specializa
     exact = any(type(drawn[name]) is float and guard.value.code.startswith(f"{name} == ") for name in drawn)
     decisions = spec.draw_decisions + 1
     return replace(spec, draw_decisions=decisions, host_draws=spec.host_draws and not exact and decisions < _DECISIONS)
+
+
+def _after_read(spec: Specialization, guard: Guard) -> Specialization:
+    """Returns the next specialization if a decision on a value of an input was another one: too many are left to
+    Python."""
+    if not any(_is_computed(source) for source in (guard.source, *KINDS[guard.kind].others(guard))):
+        return spec
+    decisions = spec.read_decisions + 1
+    allowed = decisions < _DECISIONS
+    return replace(spec, read_decisions=decisions, host_reads=allowed, reads_inputs=spec.reads_inputs and allowed)
+
+
+def _is_computed(source: Source | None) -> bool:
+    return source is not None and (source.kind == "computed" or _is_computed(source.parent))
 
 
 def _shown(kind: str, value: Any) -> str:

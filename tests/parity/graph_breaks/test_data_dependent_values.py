@@ -260,10 +260,6 @@ def branch_on_item(model, x, y):
     return loss * 2 if loss.item() > 1.2 else loss
 
 
-def any_positive(model, x, y):
-    return F.cross_entropy(model(x if (x > 0.5).any() else -x), y)
-
-
 def compare_tensors(model, x, y):
     return F.cross_entropy(model(x if torch.equal(x, x.abs()) else -x), y)
 
@@ -278,12 +274,12 @@ def count_from_data(model, x, y):
     return F.cross_entropy(model(x), y)
 
 
-def index_from_data(model, x, y):
-    return F.cross_entropy(model(x + x[y[0].item()]), y)
+def index_from_result(model, x, y):
+    return F.cross_entropy(model(x + x[model(x)[0].argmax().item()]), y)
 
 
-def as_list(model, x, y):
-    return F.cross_entropy(model(x), torch.tensor(y.tolist()))
+def as_keys(model, x, y):
+    return F.cross_entropy(model(x), y) * len(set(model(x).argmax(1).tolist()))
 
 
 def as_array(model, x, y):
@@ -295,12 +291,11 @@ LATER = "needs a value that exists only when the graph runs"
 REFUSED = [
     (branch_on_loss, "SFX101", VALUE),
     (branch_on_item, "SFX101", VALUE),
-    (any_positive, "SFX101", VALUE),
     (compare_tensors, "SFX101", VALUE),
     (look_inside, "SFX101", f"_operator.contains {LATER}"),
     (count_from_data, "SFX101", f"range {LATER}"),
-    (index_from_data, "SFX106", "indexes a tensor by a number that exists only when the graph runs"),
-    (as_list, "SFX106", "Tensor.tolist needs values that exist only when the graph runs"),
+    (index_from_result, "SFX106", "indexes a tensor by a number that exists only when the graph runs"),
+    (as_keys, "SFX106", "Tensor.tolist needs values that exist only when the graph runs"),
     (as_array, "SFX106", "FakeTensor.numpy needs values that exist only when the graph runs"),
 ]
 

@@ -50,10 +50,12 @@ def _is_held(guard: Guard) -> bool:
 
 
 def _is_unreadable(source: Source | None) -> bool:
-    """Returns True for a source below the tensor over an array, which is recreated at each read, or one that reads past
-    the ``__getattribute__`` of an object with slots."""
+    """Returns True for a source below something that is computed at each read (the tensor over an array), or one that
+    reads past the ``__getattribute__`` of an object with slots."""
     while source is not None:
-        if source.kind == "array" or (source.kind == "slot" and source.parent is not None and source.parent.hooked):
+        if source.kind in ("array", "computed") or (
+            source.kind == "slot" and source.parent is not None and source.parent.hooked
+        ):
             return True
         source = source.parent
     return False

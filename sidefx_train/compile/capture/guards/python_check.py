@@ -14,6 +14,9 @@ from sidefx_train.compile.capture.guards.source_writer import Writer
 FETCH_ERRORS = (KeyError, IndexError, AttributeError, ValueError, TypeError)
 """Errors of fetching or testing a value when the state has changed."""
 
+_READ_ERRORS = (*FETCH_ERRORS, RuntimeError)
+"""The same, before the sizes of a tensor are tested whose ``item()`` is read."""
+
 
 def write_guards(writer: Writer, guards: list[Guard], miss: str = "return MISS") -> list[str]:
     """Returns lines that execute ``miss`` if a guard fails; adds the fetches to ``writer.fetched`` in between.
@@ -28,7 +31,7 @@ def write_guards(writer: Writer, guards: list[Guard], miss: str = "return MISS")
         kind = KINDS[guard.kind]
         if kind.phase == "tensor":
             tensors.append(guard)
-        elif kind.phase == "relation":
+        elif kind.phase == "relation" or guard.source.reads_contents:
             relations.append(guard)
         elif guard.kind == "type" and id(guard.source) in empty and not guard.source.from_arguments:
             continue  # an empty container is only tested for emptiness
@@ -78,9 +81,9 @@ def failing(guard: Guard, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
     """Evaluates one guard without generated code; returns (failed, current value)."""
     try:
         value = guard.source.fetch(args, kwargs)
-    except FETCH_ERRORS:
+    except _READ_ERRORS:
         return guard.kind != "empty_cell", Missing("missing")
     try:
         return KINDS[guard.kind].check(guard, value, (args, kwargs))
-    except FETCH_ERRORS:  # what it is compared with is elsewhere, or nowhere
+    except _READ_ERRORS:  # what it is compared with is elsewhere, or nowhere
         return True, Missing("a value that cannot be compared: what it is compared with is missing")

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 
+from sidefx_train.compile.common.host_programs import HostProgram
 from sidefx_train.compile.common.type_checks import safe_isinstance
 
 Kind = Literal[
@@ -26,6 +27,7 @@ Kind = Literal[
     "grad",  # parent.grad
     "call",  # parent(), for weak references
     "array",  # the tensor over the memory of a NumPy array
+    "computed",  # key(operands): the list of numbers that a HostProgram computes, parent being one of its operands
 ]
 
 
@@ -59,6 +61,18 @@ class Source:
         return self.kind == "const" or (self.kind == "call" and self.parent is not None and self.parent.is_fixed)
 
     @property
+    def reads_contents(self) -> bool:
+        """Returns True if the path reads the contents of a tensor, whose sizes must have been tested before."""
+        source: Source | None = self
+        while source is not None:
+            if source.kind == "computed":
+                return True
+            if source.kind == "call" and source.parent is not None and source.parent.key == "item":
+                return True
+            source = source.parent
+        return False
+
+    @property
     def from_arguments(self) -> bool:
         """Returns True if the path starts at the step's arguments, which are new objects at every call."""
         source = self
@@ -88,6 +102,8 @@ class Source:
             return parent()
         if self.kind == "array":
             return torch.from_numpy(parent)
+        if self.kind == "computed":
+            return self.key(*(operand.fetch(args, kwargs) for operand in self.key.operands))
         return object.__getattribute__(parent, self.key) if self.parent.hooked else getattr(parent, self.key)
 
 
@@ -170,6 +186,13 @@ class SourceTable:
 
     def array(self, parent: Source) -> Source:
         return self._intern("array", parent, None, f"torch.from_numpy({parent.label})")
+
+    def computed(self, program: HostProgram, label: str) -> Source:
+        """Returns the list of numbers that a program computes."""
+        operands: tuple[Source, ...] = program.operands
+        return self._intern(
+            "computed", next((each for each in operands if each.from_arguments), operands[0]), program, label
+        )
 
     def _intern(self, kind: Kind, parent: Source | None, key: Any, label: str) -> Source:
         plain = type(key) in (str, int, bytes, bool, float, type(None))

@@ -97,6 +97,9 @@ class Writer:
             return f"{self.value(parent)}.grad"
         if source.kind == "array":
             return f"{self.constant(torch.from_numpy, 'from_numpy')}({self.value(parent)})"
+        if source.kind == "computed":
+            operands = ", ".join(map(self.value, source.key.operands))
+            return f"{self.constant(source.key, 'on_host')}({operands})"
         if source.kind == "call":
             return f"{self.value(parent)}()"
         if parent.hooked:

@@ -32,7 +32,10 @@ class Specialization:
         draw_decisions: number of captures that another decision on such a number caused.
         reads_draws: the step decides on numbers that torch draws on the CPU; the prologue reads them.
         foretells_draws: the graph will draw them as eager does, not from a generator of the backend.
-        lists_floats: ``tolist`` of a small tensor of floats is captured; False if the step needs their values.
+        host_reads: values of inputs may be read before the graph runs.
+        read_decisions: number of captures that another decision on such a value caused.
+        reads_inputs: the step needs values of inputs as Python numbers; the prologue computes them.
+        lists_numbers: ``tolist`` of a small tensor is captured; False if the step needs their values.
     """
 
     symbolic_numbers: frozenset[str] = frozenset()
@@ -56,7 +59,10 @@ class Specialization:
     draw_decisions: int = 0
     reads_draws: bool = False
     foretells_draws: bool = True
-    lists_floats: bool = True
+    host_reads: bool = True
+    read_decisions: int = 0
+    reads_inputs: bool = False
+    lists_numbers: bool = True
 
     @property
     def has_symbolic_sizes(self) -> bool:

@@ -41,6 +41,7 @@ class CaptureContext(ABC):
     context: Any
     reentry: Any
     random_draws: Any
+    host_reads: Any
 
     @abstractmethod
     def locate(self) -> Location | None: ...

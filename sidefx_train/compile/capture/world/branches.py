@@ -71,6 +71,7 @@ class Branches:
         if not float_comparisons.known_before(floats):
             if self.grant(condition, holds):
                 return holds
+            self.world.host_reads.want(())
             raise Unsupported("SFX101", "compares a number, which exists only when the graph runs", self.world.locate())
         if not float_comparisons.of_one_number(self.tracer, condition) or not float_comparisons.rely_on_finite(floats):
             builtin_methods.concrete_within(floats)  # the result depends on their current values

@@ -6,7 +6,7 @@ import functools
 import operator
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -82,6 +82,11 @@ _MAKES_DESCRIPTOR = frozenset({"__new__", "getter", "setter", "deleter"})
 def _number_of_keys(fn: Any, args: tuple[Any, ...]) -> int:
     """Returns how many of the arguments of a dict's or set's method are keys."""
     return 1 if attribute_of(fn, "__name__") in KEYED_METHODS else len(args)
+
+
+def _nested(items: Iterator[Any], sizes: tuple[int, ...]) -> Any:
+    """Returns the elements of a tensor of these sizes as nested lists."""
+    return [_nested(items, sizes[1:]) for _ in range(sizes[0])] if sizes else next(items)
 
 
 class Calls:
@@ -215,12 +220,17 @@ class Calls:
         return number if number is not None and name == "item" else ABSENT
 
     def _listed(self, tensor: torch.Tensor, number: Any) -> Any:
-        """Returns ``tensor.tolist()`` of a few floats, or of the one number that the prologue knows; refuses others."""
+        """Returns ``tensor.tolist()`` of a few numbers; refuses others."""
         sizes = tuple(tensor.shape)
         if number is not None:
             return number if not sizes else functools.reduce(lambda made, _: [made], sizes, number)
+        known = self.world.host_reads.listed(tensor)
+        if known is not None:
+            return _nested(iter(known), sizes)
         small = all(type(size) is int for size in sizes) and tensor.numel() <= _MOST_LISTED
-        if not (small and tensor.is_floating_point() and self.world.specialization.lists_floats):
+        numbers = tensor.is_floating_point() or tensor.dtype is torch.int64
+        if not (small and numbers and self.world.specialization.lists_numbers):
+            self.world.host_reads.want((tensor,))
             self.heap.refuse("SFX106", "Tensor.tolist needs values that exist only when the graph runs")
         self.world.listed = True
         return self._items(tensor.detach())  # eager's call makes no node of autograd
@@ -430,6 +440,7 @@ class Calls:
             return fn(*args, **kwargs)
         except compat.data_dependent_errors() as error:
             self.world.random_draws.want(inside((args, kwargs)))
+            self.world.host_reads.want(inside((args, kwargs)))
             reason = f"{trace_rules.describe(fn)} needs a value that exists only when the graph runs"
             raise Unsupported("SFX101", reason, self.world.locate()) from error
         except compat.unsupported_fake_errors() as error:
@@ -440,6 +451,7 @@ class Calls:
                 raise Unsupported("SFX111", reason, self.world.locate()) from error
             noted = safe_isinstance(error, TypeError) and DEFERRED_ARGUMENT in message_of(error)  # made by a callback
             if noted or any(known_late(value, error) for value in inside((args, kwargs))):
+                self.world.host_reads.want(inside((args, kwargs)))
                 reason = (
                     f"{trace_rules.describe(fn)} of a value that exists only when the graph runs: {first_line(error)}"
                 )

@@ -134,6 +134,7 @@ class Operators:
     def _refuse_unknown_index(self, index: Any) -> None:
         for item in index if safe_isinstance(index, tuple) else (index,):
             if safe_isinstance(item, torch.SymInt) and compat.is_unbacked(item):
+                self.world.host_reads.want(())
                 self.heap.refuse("SFX106", "indexes a tensor by a number that exists only when the graph runs")
 
     def _text(self, name: str, args: tuple[Any, ...]) -> Any:

@@ -42,6 +42,7 @@ from sidefx_train.compile.capture.world.native_calls.global_state_queries import
 from sidefx_train.compile.capture.world.native_calls.lru_cache import Caches
 from sidefx_train.compile.capture.world.operator_overrides import Operators
 from sidefx_train.compile.capture.world.random_draws import RandomDraws
+from sidefx_train.compile.capture.world.symbolic_numbers.host_reads import HostReads
 from sidefx_train.compile.capture.world.variables import Variables
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common import trace_rules
@@ -72,12 +73,13 @@ class TraceWorld(CaptureWorldAPI):
         reentry_callbacks: callbacks that C code calls in place of functions of the step.
         queries: queries of global state.
         random_draws: random numbers that the step draws in Python.
+        host_reads: values of inputs that the step reads in Python.
         warns: code that has called ``warnings.warn``.
         class_views: namespaces of classes that the program holds, with the class.
         last_error: the exception that C code raised last, with the callable and the user's line.
         class_writes: attributes the step set on classes: ``(class, name) -> value``.
         branching: a branch of ``torch.cond`` is being interpreted.
-        listed: floats of a tensor were listed by ``tolist``.
+        listed: numbers of a tensor were listed by ``tolist``.
         assumptions: locations of assumed conditions.
         writes: operations that write to tensors.
         inference: inference mode contexts that the step has entered.
@@ -127,6 +129,7 @@ class TraceWorld(CaptureWorldAPI):
         self.reentry_callbacks: list[Callable[..., Any]] = []
         self.queries = Queries(self.heap)
         self.random_draws = RandomDraws(self.heap)
+        self.host_reads = HostReads(self)
         self.warns: frozenset[types.CodeType] = frozenset()
         self.caches = Caches(self)
         self.deferred: list[DeferredCall] = []
@@ -176,6 +179,7 @@ class TraceWorld(CaptureWorldAPI):
 
     def refusal(self, error: BaseException) -> Unsupported | None:
         if safe_isinstance(error, compat.data_dependent_errors()):
+            self.host_reads.want(())
             return Unsupported("SFX101", "needs a value that exists only when the graph runs", None)
         return None
 

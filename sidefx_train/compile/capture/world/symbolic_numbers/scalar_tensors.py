@@ -78,7 +78,9 @@ def host_value(world: CaptureContext, tensor: Any) -> Any:
     if type(tensor) is not compat.FakeTensor or not world.tracer.has_node(tensor):
         return None
     number = _computed(world, world.tracer.node_of(tensor), None)
-    return world.truth(number) if number is not None and tensor.dtype is torch.bool else number
+    if number is None:
+        return world.host_reads.number(tensor)
+    return world.truth(number) if tensor.dtype is torch.bool else number
 
 
 def _of_input(world: CaptureContext, record: TensorRecord, before: fx.Node | None) -> Any:

@@ -1,0 +1,77 @@
+"""Small programs on tensors from outside that the prologue of a step runs to know numbers before the graph runs.
+
+A step that uses the values of its inputs as sizes, or decides on them (``torch.split(y, lengths.tolist())``, ``if
+mask.any()``), needs them before its graph runs. They depend on little: the prologue repeats the operations that compute
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, int, float)
+
+
+class Slot(NamedTuple):
+    """The value at this position, among the arguments of a step of the program.
+
+    Attributes:
+        position: of an operand, or of the result of an earlier step, counted behind the operands.
+    """
+
+    position: int
+
+
+class Step(NamedTuple):
+    """One operation.
+
+    Attributes:
+        function: an operator, or a function of Python numbers.
+        args: plain values, slots, and lists of these.
+        kwargs: the same, by name.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class HostProgram:
+    """Computes numbers from outside values.
+
+    Args:
+        operands: sources of its arguments.
+        steps: the operations; the result of the last one, or the only operand, is a tensor or a number.
+    """
+
+    __slots__ = ("_steps", "operands")
+
+    def __init__(self, operands: tuple[Any, ...], steps: tuple[Step, ...]) -> None:
+        self.operands = operands
+        self._steps = steps
+
+    def __call__(self, *values: Any) -> list[Any]:
+        """Returns the elements of the result; an empty list where it cannot be computed from these values."""
+        if any(type(value) not in _PLAIN for value in values):
+            return []
+        known = list(values)
+        try:
+            with torch.no_grad():
+                for function, args, kwargs in self._steps:
+                    known.append(function(*_filled(args, known), **_filled(kwargs, known)))
+                result = known[-1]
+                return result.reshape(-1).tolist() if isinstance(result, torch.Tensor) else [result]
+        except (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError):
+            return []  # the values are not as the capture saw them: a guard says so
+
+
+def _filled(value: Any, known: list[Any]) -> Any:
+    kind = type(value)
+    if kind is Slot:
+        return known[value.position]
+    if isinstance(value, (tuple, list)):  # the graph's own classes of lists among them
+        return [_filled(item, known) for item in value]
+    return {name: _filled(item, known) for name, item in value.items()} if kind is dict else value

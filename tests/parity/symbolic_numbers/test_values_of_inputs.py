@@ -1,0 +1,191 @@
+"""Values of inputs that Python needs as numbers: the prologue computes them, the step stays one graph."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import sidefx_train
+from tests.support.parity import same
+
+
+class World:
+    def __init__(self):
+        torch.manual_seed(0)
+        self.layer, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+        self.optimizer = torch.optim.SGD([*self.layer.parameters(), *self.norm.parameters()], lr=0.1)
+        self.log, self.table = [], {}
+
+    def update(self, loss):
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def state(self):
+        tensors = [*self.layer.state_dict().values(), *self.norm.state_dict().values()]
+        return [t.clone() for t in tensors], list(self.log), dict(self.table)
+
+
+def split(w, x, t):
+    return w.update(sum(part.square().mean() for part in torch.split(w.layer(x), t.tolist())))
+
+
+def slices(w, x, t):
+    h = w.layer(x)
+    return w.update(sum(h[i, :n].square().mean() for i, n in enumerate(t.tolist())))
+
+
+def any_selected(w, x, t):
+    h, kept = w.layer(x), torch.arange(6) < t.max() - 2
+    return w.update(h[kept].square().mean() if kept.any() else h.sum() * 0)
+
+
+def returns_early(w, x, t):
+    h = w.layer(x)
+    if (t > 2).sum() == 0:
+        w.log.append("none")
+        return h.sum().detach()
+    return w.update(h.square().mean())
+
+
+def pooled(w, x, t):
+    rows = torch.repeat_interleave(torch.arange(3), 2)
+    out = torch.zeros(int(t.max()) + 3, 4).index_add(0, rows, w.layer(x))
+    return w.update(w.norm(out).pow(3).mean())
+
+
+def key(w, x, t):
+    loss = w.update(w.layer(x).mean())
+    w.table[int(t.sum()) % 3] = loss
+    return w.layer(x).sum().detach()
+
+
+def iterates(w, x, t):
+    h = w.layer(x)
+    for n in t:
+        h = h * (1 + int(n) / 10)
+    return w.update(h.mean())
+
+
+def sorted_first(w, x, t):
+    order = t.sort(descending=True)
+    return w.update(w.layer(x)[: order.values[0].item()].mean() * order.indices.tolist()[0])
+
+
+LENGTHS = [[1, 2, 3], [2, 2, 2], [3, 2, 1], [2, 1, 3], [1, 1, 4], [2, 2, 2]]
+
+
+@pytest.mark.parametrize(
+    "step", [split, slices, any_selected, returns_early, pooled, key, iterates, sorted_first], ids=lambda f: f.__name__
+)
+def test_one_graph(step):
+    expected, world = World(), World()
+    captured = sidefx_train.compile(step, backend="eager", rng="eager")
+    for i, lengths in enumerate(LENGTHS):
+        x = torch.randn(6, 4, generator=torch.Generator().manual_seed(i))
+        wanted = step(expected, x, torch.tensor(lengths))
+        assert torch.equal(captured(world, x, torch.tensor(lengths)), wanted)
+        same(expected.state(), world.state(), step.__name__, exact=True)
+    report = captured.report()
+    assert not report.breaks and not report.fallbacks
+    assert len(report.captures) <= 5 if step is slices else len(report.captures) <= 3
+
+
+def test_read_again_after_a_write():
+    def step(t):
+        before = t.tolist()
+        t[0] = 7
+        return torch.ones(sum(before)), torch.ones(sum(t.tolist()))
+
+    captured = sidefx_train.compile(step, backend="eager")
+    for values in ([1, 2], [3, 1], [0, 4]):
+        made = captured(torch.tensor(values))
+        assert [len(each) for each in made] == [sum(values), 7 + values[1]]
+
+
+def test_written_through_another_tensor():
+    def step(t, u, x):
+        u.add_(1)
+        return x[: int(t[0])] * 2, [0] * int(t[0])
+
+    captured = sidefx_train.compile(step, backend="eager")
+    memory = torch.tensor([1, 2, 3])
+    for t, u, wanted in ((memory[:2], torch.tensor([5]), 1), (memory[:2], memory[:1], 2), (memory[1:], memory[:1], 2)):
+        made, listed = captured(t, u, torch.ones(4))
+        assert len(made) == len(listed) == wanted
+
+
+def test_other_tensors_at_the_next_call():
+    def step(t, x):
+        return [x * n for n in range(int(t.sum()))]
+
+    captured, x = sidefx_train.compile(step, backend="eager"), torch.ones(2)
+    given = [torch.tensor([1, 1]), torch.tensor([2]), torch.tensor(1), torch.tensor([1.0, 1.5]), torch.tensor([True])]
+    for t in (*given, torch.tensor([[1, 2], [0, 0]]), torch.empty(0, dtype=torch.int64)):
+        assert len(captured(t, x)) == len(step(t, x))
+
+
+def test_a_flag_that_becomes_longer():
+    def step(flag, x):
+        return x * 2 if flag.numel() == 1 and flag else x * 3
+
+    captured, x = sidefx_train.compile(step, backend="eager"), torch.ones(2)
+    for flag in (torch.tensor([True]), torch.tensor([False, True]), torch.tensor([False]), torch.tensor([True])):
+        assert torch.equal(captured(flag, x), step(flag, x))
+
+
+def test_many_decisions_are_left_to_python():
+    def step(t, x):
+        return x * 2 if int(t.max()) % 20 == x.numel() else x * len(str(int(t.max())) + "." * int(t.max()))
+
+    captured, x = sidefx_train.compile(step, backend="eager"), torch.ones(2)
+    for n in range(14):
+        assert torch.equal(captured(torch.tensor([n, 0]), x), step(torch.tensor([n, 0]), x))
+    assert captured.report().breaks
+
+
+def test_backward_that_runs_later_reads_the_values_of_then():
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, holder):
+            ctx.holder = holder
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * (3 if ctx.holder[0].any() else 5), None
+
+    def gradient(fn):
+        flags, x = torch.tensor([True, False]), torch.ones(2, requires_grad=True)
+        y = fn(x, [flags])
+        flags.zero_()
+        y.sum().backward()
+        return x.grad
+
+    step = Scaled.apply
+    assert torch.equal(gradient(sidefx_train.compile(lambda x, h: step(x, h), backend="eager")), gradient(step))
+
+
+def test_under_inductor():
+    expected, world = World(), World()
+    captured = sidefx_train.compile(split, rng="eager")
+    for i, lengths in enumerate(LENGTHS[:3]):
+        x = torch.randn(6, 4, generator=torch.Generator().manual_seed(i))
+        wanted, made = split(expected, x, torch.tensor(lengths)), captured(world, x, torch.tensor(lengths))
+        torch.testing.assert_close(made, wanted)
+    assert not captured.report().breaks and not captured.report().fallbacks
+
+
+def test_padding_mask_from_lengths():
+    def step(x, lengths):
+        mask = torch.arange(int(lengths.max()))[None] < lengths[:, None]
+        return F.softmax(x[:, : mask.shape[1]].masked_fill(~mask, -torch.inf), 1) if not mask.all() else x[:, :0]
+
+    captured = sidefx_train.compile(step, backend="eager")
+    for lengths in ([1, 4], [2, 3], [3, 3], [4, 2]):
+        x = torch.randn(2, 5)
+        assert torch.equal(captured(x, torch.tensor(lengths)), step(x, torch.tensor(lengths)))
+    assert not captured.report().breaks

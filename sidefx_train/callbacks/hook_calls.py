@@ -134,7 +134,7 @@ def follow_calls_of(
 
 def _prepare_reduction(world: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Has a backward of manual optimization reduce gradients between processes, as the wrapper's forward does."""
-    wrapper_of(world, args[0]).before_backward()
+    wrapper_of(world, args[0]).before_backward(args[1])
 
 
 def _is_torchs(step: Any) -> bool:

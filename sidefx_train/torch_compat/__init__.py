@@ -67,7 +67,13 @@ from sidefx_train.torch_compat.distributed.reducer import after_backward as afte
 from sidefx_train.torch_compat.distributed.reducer import builtin_hook as builtin_hook
 from sidefx_train.torch_compat.distributed.reducer import coalesced as coalesced
 from sidefx_train.torch_compat.distributed.reducer import gradient_buckets as gradient_buckets
+from sidefx_train.torch_compat.distributed.reducer import gradient_sink as gradient_sink
+from sidefx_train.torch_compat.distributed.reducer import leaves_behind as leaves_behind
+from sidefx_train.torch_compat.distributed.reducer import mark_used as mark_used
+from sidefx_train.torch_compat.distributed.reducer import reset_used as reset_used
 from sidefx_train.torch_compat.distributed.reducer import sent_by_hook as sent_by_hook
+from sidefx_train.torch_compat.distributed.reducer import tensors_in as tensors_in
+from sidefx_train.torch_compat.distributed.reducer import used_counts as used_counts
 from sidefx_train.torch_compat.dynamo import assumes_constant as assumes_constant
 from sidefx_train.torch_compat.dynamo import module_tagging as module_tagging
 from sidefx_train.torch_compat.dynamo import traced_by_dynamo as traced_by_dynamo

@@ -184,6 +184,54 @@ class Numbered(nn.Module):
         return self.second(x) + 0 * (os.getpid() > 0)
 
 
+class Alternating(nn.Module):
+    """Uses one of two layers, or both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared, self.layers = nn.Linear(4, 4), nn.ModuleList(nn.Linear(4, 2) for _ in range(2))
+
+    def forward(self, x, which):
+        x = self.shared(x)
+        return sum(layer(x) for index, layer in enumerate(self.layers) if index in which)
+
+
+def _used(s: State) -> tuple[int, ...]:
+    """Returns the layers that this process uses in this call: both, each rank another one, or all the first."""
+    s.calls += 1
+    return ((0, 1), (torch.distributed.get_rank(),), (0,))[s.calls % 3]
+
+
+def uses_in_turn(s: State, x, y):
+    loss = s.loss(s.net(x, _used(s)), y)
+    loss.backward()
+    s.optimizer.step()
+    s.optimizer.zero_grad()
+    s.losses.append(loss.detach())
+
+
+def uses_in_turn_and_keeps(s: State, x, y):
+    s.optimizer.zero_grad(set_to_none=False)
+    loss = s.loss(s.net(x, _used(s)), y)
+    loss.backward()
+    s.optimizer.step()
+    s.losses.append(loss.detach())
+
+
+def zeroes_first(s: State, x, y):
+    s.optimizer.zero_grad()
+    loss = s.loss(s.net(x), y)
+    loss.backward()
+    s.optimizer.step()
+    s.losses.append(loss.detach())
+
+
+def halving_hook(state, bucket):
+    """A communication hook of the program's own."""
+    bucket.buffer().mul_(0.5)
+    return default_hooks.allreduce_hook(state, bucket)
+
+
 def begins_natively(s: State, x, y):
     if os.getpid() > 0:
         train(s, x, y)
@@ -232,6 +280,8 @@ class Program:
 
 MANY = {"bucket_cap_mb": 1e-4}
 """Buckets of one or two parameters."""
+FINDS_UNUSED = {"find_unused_parameters": True, **MANY}
+VIEWS = {"gradient_as_bucket_view": True, **MANY}
 
 PROGRAMS = {
     "mlp": Program(mlp, _vectors),
@@ -248,9 +298,18 @@ PROGRAMS = {
     "two forwards": Program(mlp, _vectors, two_forwards),
     "fp16 hook": Program(mlp, _vectors, options=MANY, hook=default_hooks.fp16_compress_hook),
     "mean hook": Program(mlp, _vectors, hook=default_hooks.allreduce_hook),
-    "unused": Program(Partly, _vectors, options={"find_unused_parameters": True}, eager="find_unused_parameters"),
-    "bucket views": Program(mlp, _vectors, options={"gradient_as_bucket_view": True}, eager="gradient_as_bucket_view"),
-    "static graph": Program(mlp, _vectors, options={"static_graph": True}, eager="static_graph"),
+    "other hook": Program(mlp, _vectors, hook=halving_hook, eager="halving_hook"),
+    "all used": Program(mlp, _vectors, options=FINDS_UNUSED),
+    "unused": Program(Partly, _vectors, options=FINDS_UNUSED, divided=True),
+    "used in turn": Program(Alternating, _vectors, uses_in_turn, options=FINDS_UNUSED, divided=True),
+    "unused, kept gradients": Program(Alternating, _vectors, uses_in_turn_and_keeps, options=FINDS_UNUSED, graphs=3),
+    "accumulation, finding unused": Program(mlp, _vectors, accumulates, options=FINDS_UNUSED, graphs=3),
+    "bucket views": Program(mlp, _vectors, options=VIEWS),
+    "bucket views, kept": Program(cnn, _images, keeps_gradients, options=VIEWS),
+    "bucket views, zeroed first": Program(mlp, _vectors, zeroes_first, options=VIEWS),
+    "bucket views, accumulation": Program(mlp, _vectors, accumulates, options=VIEWS, graphs=3),
+    "static graph": Program(mlp, _vectors, options={"static_graph": True}),
+    "static graph, unused": Program(Partly, _vectors, options={"static_graph": True, **MANY}),
     "break in the model": Program(Numbered, _vectors, eager="getpid"),
     "break before": Program(mlp, _vectors, begins_natively, divided=True),
     "loss read between": Program(mlp, _vectors, reads_loss, eager="before all of its gradients are ready"),

@@ -15,6 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import sidefx_train
 from sidefx_train.report_ranks import gather_reports
+from sidefx_train.torch_compat import gradient_buckets
 from tests.distributed.data_parallel_programs import PROGRAMS, Program, State
 from tests.distributed.processes import agree, in_two_processes
 
@@ -25,11 +26,12 @@ UNTIL_FINAL = 2
 FEW = (
     "many buckets",
     "batch norm, many buckets",
-    "tied weights",
     "accumulation",
-    "autocast",
-    "fp16 hook",
-    "unused",
+    "other hook",
+    "used in turn",
+    "unused, kept gradients",
+    "accumulation, finding unused",
+    "static graph, unused",
     "break in the model",
     "loss read between",
 )
@@ -86,12 +88,13 @@ def _programs(rank: int, capturing: tuple[int, ...], names: tuple[str, ...]) -> 
         if program.eager:
             assert report.replays == 0 and any(program.eager in each.reason for each in report.fallbacks), str(report)
             continue
+        waited = sum(each.count for each in report.fallbacks if each.code == "SFX212")
+        assert report.replays == CALLS - waited or program.divided, f"{name}: {report}"
         if program.divided:
-            assert report.replays == CALLS and sum(part.replays for part in report.parts) >= CALLS - UNTIL_FINAL
+            assert report.breaks and min(report.replays, sum(part.replays for part in report.parts)) >= 4, str(report)
             continue
         assert not report.breaks and len(report.captures) == program.graphs, f"{name}: {report}"
-        waited = sum(each.count for each in report.fallbacks if each.code == "SFX212")
-        assert report.replays == CALLS - waited and waited >= UNTIL_FINAL, f"{name}: {report}"
+        assert waited >= (1 if program.options.get("find_unused_parameters") else UNTIL_FINAL), f"{name}: {report}"
 
 
 def _another_flag(state: State, call: int, batch: Any) -> Any:
@@ -191,7 +194,41 @@ def _changes(rank: int) -> None:
     assert net() is None, "the capture keeps the wrapper"
 
 
+def _without_views(state: State, call: int, batch: Any) -> Any:
+    for parameter in state.net.parameters() if call == 5 else ():
+        parameter.grad = parameter.grad.clone()
+    return batch
+
+
+def _bucket_views(rank: int) -> None:
+    """Gradients are the same objects in every step, views of one memory; others are replaced, and none escapes."""
+    program, seen = PROGRAMS["bucket views, zeroed first"], []
+
+    def noted(state: State, call: int, batch: Any) -> Any:
+        seen.append([parameter.grad for parameter in state.net.parameters()])
+        return batch
+
+    state, step = _trained(program, rank, _captured, noted)
+    assert all(a is b for a, b in zip(seen[3], seen[-1], strict=True)) and step.report().replays == CALLS - UNTIL_FINAL
+    storages = {grad.untyped_storage().data_ptr() for grad in seen[-1]}
+    assert len(storages) == len(gradient_buckets(state.net.reducer)) < len(seen[-1])
+    expected, _ = _trained(program, rank, _plain, _without_views)
+    found, step = _trained(program, rank, _captured, _without_views)
+    _check_equal("gradients that are no views", found, expected)
+    kept: list[Any] = []
+
+    def keeps_one(s: State, x: Any, y: Any) -> None:
+        s.loss(s.net(x), y).backward()
+        kept.append(next(s.net.parameters()).grad.detach())
+        s.optimizer.zero_grad()
+
+    _, step = _trained(Program(program.model, program.batch, keeps_one, options=program.options), rank, _captured)
+    assert len({grad.data_ptr() for grad in kept[UNTIL_FINAL:]}) == 1, "eager's gradients are one memory"
+    assert any("views of buckets" in each.reason for each in step.report().fallbacks), str(step.report())
+
+
 def _many_checks(rank: int) -> None:
+    _bucket_views(rank)
     _changes(rank)
     _programs(rank, (0, 1), FEW)
     _disagreements(rank)

@@ -7,6 +7,10 @@ iteration, so that a step runs eagerly until then. What is not reproduced here r
 
 from __future__ import annotations
 
+import functools
+import weakref
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -18,7 +22,9 @@ from sidefx_train.compile.capture.shadows.records import TensorRecord
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.distributed_models import CODE, refuse_whole
 from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.trace_rules import describe
 from sidefx_train.compile.common.type_checks import safe_isinstance
+from sidefx_train.compile.distributed.bucket_memory import BucketMemory, Variable, found_views
 from sidefx_train.compile.distributed.gradient_buckets import Communication, Reduction
 from sidefx_train.errors import Unsupported
 
@@ -27,9 +33,6 @@ if TYPE_CHECKING:
 
 NOT_FINAL = "SFX212"
 _PLAIN: dict[str, Any] = {
-    "find_unused_parameters": False,
-    "static_graph": False,
-    "gradient_as_bucket_view": False,
     "mixed_precision": None,
     "device_ids": None,
     "_delay_all_reduce_all_params": False,
@@ -54,6 +57,14 @@ class _Wrapper:
             self.refuse("was created in the step, or is of a subclass")
         self.real: DistributedDataParallel = record.real
         self.reduction: Reduction | None = None
+        self._memory: BucketMemory | None = None
+        self._variables: dict[int, Variable] = {}
+        self._entered_synchronized = bool(self.get("require_forward_param_sync"))
+
+    @property
+    def finds_unused(self) -> bool:
+        """Returns True if every forward finds the parameters that take no part."""
+        return bool(self.get("find_unused_parameters")) and not self.get("static_graph")
 
     def refuse(self, why: str) -> NoReturn:
         """Stops the capture, and any in parts."""
@@ -79,25 +90,28 @@ class _Wrapper:
                 self.refuse("a parameter is not on the CPU, sparse, or complex")
             if hasattr(parameter, "_in_backward_optimizers"):
                 self.refuse("an optimizer runs in its backward")
-        if not self.get("_lazy_init_ran") or (torch.is_grad_enabled() and not self.get("_has_rebuilt_buckets")):
-            reason = f"{self.label} chooses its gradient buckets in the second iteration; until then steps run eagerly"
-            refuse_whole(NOT_FINAL, reason, self.world.locate())
+        rebuilds = torch.is_grad_enabled() and not self.finds_unused
+        if not self.get("_lazy_init_ran") or (rebuilds and not self.get("_has_rebuilt_buckets")):
+            iteration = "first" if self.finds_unused else "second"
+            reason = f"{self.label} chooses its gradient buckets in the {iteration} iteration"
+            refuse_whole(NOT_FINAL, f"{reason}; until then steps run eagerly", self.world.locate())
 
     def communication(self) -> Communication:
         """Returns how gradients are reduced."""
         group, hooks = self.get("process_group"), list(self.get("_comm_hooks"))
         with compat.real_world():
             builtin = compat.builtin_hook(self.real.logger)
+        options = {"finds_unused": self.finds_unused, "as_views": bool(self.get("gradient_as_bucket_view"))}
         if not hooks:
             if builtin:
                 self.refuse(f"it has the communication hook {builtin}")
-            return Communication(group, _size(group))
+            return Communication(group, _size(group), **options)
         hook, state = hooks[0]
         sent = compat.sent_by_hook(hook)
         if len(hooks) != 1 or sent is None or not (state is None or state is group):
-            self.refuse("it has a communication hook")
+            self.refuse(f"it has the communication hook {describe(hook)}")
         group = compat.default_group() if state is None else group
-        return Communication(group, _size(group), True, None if sent == "unchanged" else sent)
+        return Communication(group, _size(group), True, None if sent == "unchanged" else sent, **options)
 
     def call_module(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the wrapped module. The step is not divided in it: what follows here would be lost."""
@@ -114,29 +128,88 @@ class _Wrapper:
         if self.reduction is not None:
             self.reduction.close()
 
-    def prepare(self) -> None:
-        """Prepares the reduction of the next backward."""
-        if self.reduction is None:
-            with compat.real_world():
-                buckets = compat.gradient_buckets(self.real.reducer)
-            self.get("reducer")
-            shadows = [[self._shadow(parameter) for parameter in bucket] for bucket in buckets]
-            self.reduction = Reduction(self.world, self.refuse, shadows, self.communication())
-        self.reduction.prepare()
+    def before_backward(self, outputs: Any) -> None:
+        """Decides whether the next backward reduces gradients, and prepares that.
 
-    def before_backward(self) -> None:
-        """Decides whether the next backward reduces gradients, and prepares that."""
+        Args:
+            outputs: results of the forward.
+        """
         reduces = torch.is_grad_enabled() and bool(self.get("require_backward_grad_sync"))
         if self.get("require_forward_param_sync") is not reduces:
             self.world.interp.setattr(self.shadow, "require_forward_param_sync", reduces)
+        if not reduces and not (torch.is_grad_enabled() and self.finds_unused):
+            return
+        if self.reduction is None:
+            self.reduction = self._new_reduction()
         if reduces:
-            self.prepare()
+            self.reduction.prepare(self._unused(outputs))
 
-    def _shadow(self, parameter: torch.nn.Parameter) -> torch.Tensor:
-        record = self.world.heap.by_real.get(id(parameter))
-        if not safe_isinstance(record, TensorRecord) or not record.shadow.requires_grad:
-            self.refuse("a parameter takes no part in its forward")
-        return record.shadow
+    def _new_reduction(self) -> Reduction:
+        with compat.real_world():
+            buckets = compat.gradient_buckets(self.real.reducer)
+        reduced = {id(parameter) for bucket in buckets for parameter in bucket}
+        order = [parameter for parameter in self.real.module.parameters() if id(parameter) in reduced]
+        shadows = self._shadows()
+        for index, parameter in enumerate(order):
+            shadow = shadows.get(id(parameter))
+            if shadow is None or not shadow.requires_grad:
+                self.refuse("a parameter takes no part in its forward")
+            self._variables[id(parameter)] = Variable(index, shadow)
+        variables = [[self._variables[id(parameter)] for parameter in bucket] for bucket in buckets]
+        how = self.communication()
+        if how.as_views:
+            found = [self._found_views(bucket) for bucket in buckets]
+            known = list(zip(variables, found, strict=True))
+            self._memory = BucketMemory(known, self.refuse, self.world.private_memory)
+        return Reduction(self.world, self.refuse, variables, how, self._memory, self.get("reducer"))
+
+    def _shadows(self) -> dict[int, torch.Tensor]:
+        """Returns the shadows of parameters, also of those that the step has not used if the wrapper allows that."""
+        if self.finds_unused or self.get("static_graph"):
+            self.world.interp.call(list, (self.world.interp.call(self._attribute("module", "parameters"), (), {}),), {})
+        records = self.world.heap.by_real
+        return {key: record.shadow for key, record in records.items() if safe_isinstance(record, TensorRecord)}
+
+    def _attribute(self, *names: str) -> Any:
+        found = self.shadow
+        for name in names:
+            found = self.world.interp.getattr(found, name)
+        return found
+
+    def _found_views(self, bucket: list[torch.nn.Parameter]) -> list[torch.Tensor] | None:
+        """Returns the gradients of a bucket at the beginning of the step if they are its views."""
+        heap = self.world.heap
+        ask = functools.partial(found_views, tuple(map(weakref.ref, bucket)))
+        with compat.real_world():
+            found = ask()
+        heap.guard("equal", heap.sources.call(heap.sources.const(ask, "gradients are views of their bucket")), found)
+        return [heap.entry_grad(self._variables[id(parameter)].parameter) for parameter in bucket] if found else None
+
+    def _unused(self, outputs: Any) -> list[Variable]:
+        """Returns the parameters that take no part in the next backward, as the reducer finds them."""
+        variables = list(self._variables.values())
+        if self.finds_unused:
+            self.world.touch(outputs)
+            reached = compat.leaves_behind(compat.tensors_in(outputs))
+            unused = [variable for variable in variables if id(variable.parameter) not in reached]
+            if unused and not self._entered_synchronized:
+                self.refuse("a parameter takes no part in a forward after one without reduction of gradients")
+            return unused
+        if not self.get("static_graph"):
+            return []
+        with compat.real_world():
+            counts = compat.used_counts(self.real.reducer)
+        size = _size(self.get("process_group"))
+        if any(0 < count < size for count in counts):
+            self.refuse("static_graph is True and a parameter was used by some of the processes only")
+        return [variable for variable in variables if not counts[variable.index]]
+
+    def through_sink(self, outputs: Any) -> Any:
+        """Passes results of the forward through the node by which the real wrapper learns of undefined gradients."""
+        if not self.finds_unused:
+            return outputs
+        read = SimpleNamespace(static_graph=False, reducer=None, _ddp_sink_clone=bool(self.get("_ddp_sink_clone")))
+        return self.world.interp.call(_through_sink, (*compat.gradient_sink(), lambda: read, outputs), {})
 
     def synchronize_buffers(self) -> None:
         """Broadcasts the buffers of the first rank."""
@@ -166,6 +239,17 @@ def _size(group: Any) -> int:
         return int(group.size())
 
 
+def _through_sink(flatten: Any, unflatten: Any, sink: Any, wrapper: Callable[[], Any], outputs: Any) -> Any:
+    """Returns outputs whose differentiable tensors have passed the sink; interpreted by the capture."""
+    tensors, structure, is_reference = flatten(outputs)
+    passed = sink(wrapper, *tensors)
+    kept = [
+        before if isinstance(before, torch.Tensor) and before.grad_fn is None else after
+        for before, after in zip(tensors, passed, strict=True)
+    ]
+    return unflatten(kept, structure, is_reference)
+
+
 def wrapper_of(world: TraceWorld, shadow: Any) -> _Wrapper:
     """Returns what the capture knows of a wrapper, which it checks."""
     wrapper = world.wrappers.get(id(shadow))
@@ -184,13 +268,16 @@ def _forward(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if wrapper.get("require_forward_param_sync") and wrapper.get(synchronizes) and wrapper.real.modules_buffers:
         wrapper.synchronize_buffers()
     result = wrapper.call_module(args[1:], kwargs)
-    wrapper.before_backward()
-    return result
+    wrapper.before_backward(result)
+    return wrapper.through_sink(result)
 
 
 @registry.AT_END.append
 def _check_reductions(world: TraceWorld) -> None:
     """Refuses a step that ends before the gradients of a forward have been reduced."""
     for wrapper in world.wrappers.values():
-        if wrapper.reduction is not None and wrapper.reduction.expecting:
+        if wrapper.reduction is None:
+            continue
+        if wrapper.reduction.expecting:
             wrapper.refuse("the step ends before all of its gradients are ready")
+        wrapper.reduction.end()

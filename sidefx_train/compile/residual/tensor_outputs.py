@@ -164,6 +164,9 @@ class TensorRebuilder(ABC):
         if not tracer.has_node(value):
             self.world.heap.refuse("SFX111", "an output is a tensor that no recorded operation made")
         node = tracer.node_of(value)
+        kept_inside = self.world.private_memory.get(compat.storage_id(value))
+        if kept_inside is not None:
+            kept_inside()
         try:
             value.grad_fn  # noqa: B018
         except (RuntimeError, ValueError, IndexError) as error:  # autograd forbids reading some multi-output

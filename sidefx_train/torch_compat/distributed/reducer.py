@@ -40,3 +40,47 @@ def coalesced(tensors: list[torch.Tensor], size: int) -> list[list[int]]:
 def after_backward(call: Callable[[], None]) -> None:
     """Calls a function at the end of the running backward."""
     torch.autograd.Variable._execution_engine.queue_callback(call)
+
+
+def used_counts(reducer: Any) -> list[int]:
+    """Returns how many processes have used each parameter in the last exchange of that."""
+    return [int(count) for count in reducer._get_local_used_map().tolist()]
+
+
+def mark_used(reducer: Any, indices: tuple[int, ...]) -> None:
+    """Tells the reducer that gradients were accumulated in a backward without reduction."""
+    for index in indices:
+        reducer._autograd_hook(index)
+
+
+def reset_used(reducer: Any) -> None:
+    """Resets the reducer's state to that after a reduction, for one whose every forward finds unused parameters."""
+    reducer._reset_state()
+
+
+def tensors_in(outputs: Any) -> list[torch.Tensor]:
+    """Returns the tensors of a forward's results through which the wrapper looks for parameters."""
+    return list(torch.nn.parallel.distributed._find_tensors(outputs))
+
+
+def gradient_sink() -> tuple[Any, Any, Any]:
+    """Returns torch's functions that flatten a forward's results, restore them, and the sink for tensors between."""
+    module = torch.nn.parallel.distributed
+    return module._tree_flatten_with_rref, module._tree_unflatten_with_rref, module._DDPSink.apply
+
+
+def leaves_behind(tensors: list[torch.Tensor]) -> set[int]:
+    """Returns the ids of the leaves that the autograd graph of tensors accumulates gradients into."""
+    found: set[int] = set()
+    stack = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    seen = set(stack)
+    while stack:
+        node = stack.pop()
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            found.add(id(leaf))
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                stack.append(following)
+    return found

@@ -59,7 +59,9 @@ class Interpreter:
             ``__exit__`` of the program runs.
         begun: number of instructions begun.
         stop_at: number of the instruction before which to raise :class:`Suspended`; 0 for none.
-        dropping: refusal if the finalizer of an object that the instruction dropped cannot run here.
+        dropping: refusal if the finalizer of an object that the instruction dropped cannot run here, or another one
+            because of what the instruction did.
+        follows: the program stops after that instruction, not before it.
         handled_natively: the exception that the interpreter's own caller handles, if any.
         substitute_frames: frame objects that the program received, with their interpreted frames, by ``id``.
     """
@@ -77,6 +79,7 @@ class Interpreter:
         self.begun = 0
         self.stop_at = 0
         self.dropping: Unsupported | None = None
+        self.follows = False
         self.handled_natively = sys.exception()
         self.substitute_frames: dict[int, tuple[types.FrameType, Frame]] = {}
         self.max_depth = sys.getrecursionlimit()
@@ -220,7 +223,7 @@ class Interpreter:
                             self.suspend()
                         frame.pc += 1
                         signal = instr.run(self, frame, instr)
-                        if self.dropping is not None:
+                        if self.dropping is not None and not self.is_suspended_next(frame):
                             raise self.taken_dropping()
                         if signal is not None:
                             return signal
@@ -248,6 +251,22 @@ class Interpreter:
         """Called by an object whose last reference in the program was dropped: it must be finalized natively, here."""
         if self.stopped is None:
             self.dropping = Unsupported("SFX113", f"drops {what}, whose finalizer runs code")
+
+    def stop_after(self, stop: Unsupported) -> None:
+        """Stops before the instruction that follows the running one, which takes effect."""
+        if self.stopped is None:
+            self.dropping, self.follows = stop, True
+
+    def is_suspended_next(self, frame: Frame) -> bool:
+        """Returns True if the program is suspended before the next instruction anyway; counts that as begun if the
+        stop is before it."""
+        follows, self.follows = self.follows, False
+        if follows and self.begun + 1 == self.stop_at:
+            self.dropping = None
+            return True
+        if follows:
+            frame.began = self.begun = self.begun + 1
+        return False
 
     def taken_dropping(self) -> Unsupported:
         """Returns and clears :attr:`dropping`."""

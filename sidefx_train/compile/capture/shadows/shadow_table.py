@@ -410,6 +410,15 @@ class ShadowTable(ShadowTableAPI):
             fake.grad = shadow
         record.grad = shadow
 
+    def entry_grad(self, fake: Any) -> Any:
+        """Returns the shadow of the gradient that a leaf had at the beginning, also after the step has replaced it."""
+        record = self.record_of(fake)
+        assert safe_isinstance(record, TensorRecord), "a leaf from outside"
+        self.read_grad(fake)
+        if record.grad is OVERWRITTEN:
+            record.grad = self.shadow(record.real.grad, self.sources.grad(record.source))
+        return record.grad
+
     def overwrite_grad(self, fake: Any) -> None:
         """Records that a gradient is replaced: its old value does not matter if nothing has read it."""
         record = self.record_of(fake)

@@ -6,7 +6,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -89,6 +89,7 @@ class TraceWorld(CaptureWorldAPI):
         defined_at: location of the step's definition.
         tagged: tensors created in the step on which it set attributes, with the names.
         pending_collectives: collectives started with ``async_op=True``.
+        private_memory: storages that must not leave the step, with a function that refuses that.
         wrappers: models wrapped in ``DistributedDataParallel`` whose forward the step has called, by the shadow's id.
         pending_state: (commit, undo) pairs of optimizer state created early, to run right before the first run.
     """
@@ -144,6 +145,7 @@ class TraceWorld(CaptureWorldAPI):
         self.class_writes: dict[tuple[type, str], Any] = {}
         self.class_snapshot: dict[tuple[type, str], Any] = {}
         self.pending_collectives: list[Any] = []
+        self.private_memory: dict[int, Callable[[], NoReturn]] = {}
         self.wrappers: dict[int, Any] = {}
         self.pending_state: list[tuple[Callable[[], None], Callable[[], None]]] = []
         self.writes = WriteLog(tracer.graph)

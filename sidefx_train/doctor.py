@@ -8,7 +8,6 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 import time
 import warnings
 from typing import Any
@@ -36,8 +35,6 @@ PACKAGES = (
     "rich",
 )
 BACKENDS = ("eager", "aot_eager", "inductor")
-PYTHONS = ((3, 11), (3, 13))
-"""The oldest and newest supported Python."""
 
 _GOOD, _BAD = "[green]ok[/]", "[red]failed[/]"
 
@@ -91,14 +88,14 @@ def described() -> list[tuple[str, str]]:
 
 
 def _supported() -> list[tuple[str, bool, str]]:
-    newest = ".".join(map(str, PYTHONS[1]))
-    python = PYTHONS[0] <= sys.version_info[:2] <= PYTHONS[1]
+    if not torch_support.reads_bytecode():
+        return [("Python", False, str(torch_support.unsupported()))]
     tested = "tested" if torch_support.is_tested() else f"not tested; tested are {', '.join(torch_support.TESTED)}"
     if torch_support.IMPORT_ERROR is not None:
-        return [("torch", False, f"{torch_support.unsupported()}; {tested}")]
+        return [("torch", False, str(torch_support.unsupported()))]
     failure = torch_support.self_test()
     return [
-        ("Python", python, "supported" if python else f"3.11 to {newest} are supported"),
+        ("Python", True, "supported"),
         ("torch", failure is None, f"{tested}; {failure or 'the self-test of captures passed'}"),
     ]
 

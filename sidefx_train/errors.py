@@ -72,7 +72,7 @@ CODES: dict[str, tuple[str, str]] = {
     "SFX301": ("left to the framework's own training step", "Remove what the message names to have steps captured."),
     # the installation
     "SFX401": (
-        "this build of torch is not supported",
+        "this build of torch or Python is not supported",
         "Install a release that the message names; python -m sidefx_train doctor says what works.",
     ),
 }

@@ -1,4 +1,4 @@
-"""Decides whether the installed torch can be used for captures; steps run eagerly where it cannot.
+"""Decides whether the installed torch and Python can be used for captures; steps run eagerly where they cannot.
 
 The compiler imports private names of torch, and a release that is not known yet may lack one: then the import below
 fails, and nothing of the compiler is used. On a build of torch that is not among :data:`TESTED`, a small step is also
@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
+import sys
 import types
 import warnings
 from collections.abc import Callable
@@ -27,6 +28,9 @@ CODE = "SFX401"
 
 TESTED = ("2.11", "2.12", "2.13", "2.14", "2.15")
 """Releases of torch on which tests have run; ``docs/limits.md`` says how many of them."""
+
+PYTHONS = ((3, 11), (3, 13))
+"""The first and the last release of Python whose bytecode is interpreted."""
 
 IMPORT_ERROR: Exception | None = None
 """Why the compiler could not be imported, or ``None``."""
@@ -51,7 +55,7 @@ class EagerStep:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self._report.calls += 1
-        reason = f"{unsupported()}; torch {torch.__version__}, supported are {TESTED[0]} to {TESTED[-1]}"
+        reason = str(unsupported())
         if self.config.fullgraph or self.config.on_failure == "raise":
             self._report.record_break(CODE, reason)
             raise GraphBreakError(CODE, reason)
@@ -125,10 +129,20 @@ def is_tested() -> bool:
 
 
 def unsupported() -> str | None:
-    """Returns why steps run eagerly on this build of torch, or ``None`` where they are captured."""
-    if IMPORT_ERROR is not None:
-        return f"{_described(IMPORT_ERROR)} on import"
-    return None if is_tested() else _self_test_once()
+    """Returns why steps run eagerly on this build of torch and Python, or ``None`` where they are captured."""
+    if not reads_bytecode():
+        found, (first, last) = sys.version_info, PYTHONS
+        return f"Python {found[0]}.{found[1]} has another bytecode; supported are 3.{first[1]} to 3.{last[1]}"
+    failure = f"{_described(IMPORT_ERROR)} on import" if IMPORT_ERROR is not None else None
+    if failure is None and not is_tested():
+        failure = _self_test_once()
+    supported = f"torch {torch.__version__}, supported are {TESTED[0]} to {TESTED[-1]}"
+    return None if failure is None else f"{failure}; {supported}"
+
+
+def reads_bytecode() -> bool:
+    """Returns True for a Python whose bytecode is interpreted."""
+    return PYTHONS[0] <= sys.version_info[:2] <= PYTHONS[1]
 
 
 def make_step(fn: Any, config: CompileConfig) -> Any:

@@ -10,8 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from rich.console import Console
 
+import sidefx_train
 from sidefx_train.compile import torch_support
+from sidefx_train.doctor import doctor
+from sidefx_train.errors import GraphBreakError, SideFXWarning
 from sidefx_train.torch_compat import early_imports
 
 PACKAGE = Path(__file__).parents[2] / "sidefx_train"
@@ -164,6 +169,19 @@ def test_a_missing_name_leaves_every_way_of_use_to_eager():
     assert found["lightning"][0]["count"] == 4
     (warning,) = found["warnings"]
     assert "_increment_version" in warning and torch_support.TESTED[-1] in warning
+
+
+def test_a_python_whose_bytecode_is_not_known_runs_steps_eagerly(monkeypatch):
+    monkeypatch.setattr(torch_support, "PYTHONS", ((3, 8), (3, 9)))
+    step = sidefx_train.compile(lambda x: x + 1)
+    with pytest.warns(SideFXWarning, match=r"Python 3.1. has another bytecode; supported are 3.8 to 3.9"):
+        assert float(step(torch.ones(()))) == 2.0
+    (record,) = step.report().fallbacks
+    assert record.code == "SFX401", record
+    with pytest.raises(GraphBreakError, match="has another bytecode"):
+        sidefx_train.compile(lambda x: x + 1, fullgraph=True)(torch.ones(()))
+    console = Console(width=160, record=True, file=open(os.devnull, "w"))
+    assert not doctor(console) and "has another bytecode" in console.export_text()
 
 
 def test_an_import_that_fails_raises_in_the_caller(capfd):

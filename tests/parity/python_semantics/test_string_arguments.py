@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -248,3 +249,36 @@ def test_names_of_a_batch(step):
             assert outcomes[1][1][0] is given
     assert len(captured.report().captures) == (8 if step is looked_at else 3)
     assert captured.report().replays == 8
+
+
+class Stage(str, Enum):
+    """An enumeration that ignores case, like Lightning's own."""
+
+    TRAIN = "Train"
+    TEST = "Test"
+
+    def __eq__(self, other):
+        other = other.value if isinstance(other, Enum) else other
+        return self.value.lower() == str(other).lower()
+
+    def __hash__(self):
+        return hash(self.value.lower())
+
+
+FACTORS = {Stage.TRAIN: 2.0, Stage.TEST: 3.0}
+
+
+def test_keys_whose_hash_is_written_in_python():
+    class State:
+        stage = Stage.TRAIN
+
+    def step(x):
+        inside = {Stage.TRAIN: 5.0, "test": 7.0}
+        return x * FACTORS[State.stage] * inside[State.stage] * FACTORS.get("TRAIN".lower(), 0.5)
+
+    captured = sidefx_train.compile(step, backend="eager")
+    for stage in (Stage.TRAIN, Stage.TEST, Stage.TRAIN):
+        State.stage = stage
+        assert torch.equal(captured(torch.ones(2)), step(torch.ones(2)))
+    report = captured.report()
+    assert not report.breaks and not report.fallbacks and report.replays == 3

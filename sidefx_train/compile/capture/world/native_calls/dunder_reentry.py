@@ -245,6 +245,8 @@ def _examine(fn: types.FunctionType, cls: type) -> bool:
     return not any(safe_isinstance(const, types.CodeType) for const in code.co_consts)
 
 
-_CHANGING = frozenset(
-    name for kind in (list, dict, set, bytearray) for name in vars(kind) if not name.startswith("__")
-) - frozenset({"get", "items", "keys", "values", "copy", "count", "index", "union", "intersection", "difference"})
+_CHANGING = (
+    frozenset(name for kind in (list, dict, set, bytearray) for name in vars(kind) if not name.startswith("__"))
+    - frozenset(vars(bytes))
+    - frozenset({"get", "items", "keys", "values", "copy", "count", "index", "union", "intersection", "difference"})
+)

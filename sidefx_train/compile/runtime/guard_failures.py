@@ -129,6 +129,8 @@ def specialized_after(
         spec = replace(spec, dynamic_sizes=spec.dynamic_sizes | changes.sizes)
     elif guard.kind == "is" and _replaced(guard.value, value, in_part):
         spec = replace(spec, refetched=spec.refetched | {label})
+    elif guard.kind == "length":
+        spec = replace(spec, changed_lengths=spec.changed_lengths | {label})
     old = describe(guard) if guard.kind in ("number", "absent", "no_item") else _shown(guard.kind, guard.value)
     return spec, Missed(label, old, _shown(guard.kind, value), guard.location)
 

@@ -7,6 +7,7 @@ import math
 import traceback
 import types
 import warnings
+from collections import deque
 
 import pytest
 import torch
@@ -482,3 +483,52 @@ def test_an_error_of_a_deferred_scheduler():
         lines = [lines_of(step, torch.ones(2, 3)) for _ in range(4)]
         outcomes.append((lines, model.weight.tolist(), scheduler.last_epoch))
     assert outcomes[0] == outcomes[1] and outcomes[0][0][-1] is not None
+
+
+@pytest.mark.parametrize("window", [3, 40])
+@pytest.mark.parametrize("kind", ["deque", "list"])
+def test_running_mean_of_losses(window, kind):
+    """The lengths of a list that is read after the last tensor operation need no capture each."""
+
+    def run(wrap):
+        torch.manual_seed(0)
+        model, log = nn.Linear(4, 4), []
+        losses = deque(maxlen=window) if kind == "deque" else []
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x):
+            loss = model(x).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            if len(losses) >= window:
+                log.append(sum(losses) / len(losses))
+            return loss.detach()
+
+        stepped = wrap(step)
+        out = [stepped(torch.randn(5, 4)) for _ in range(window + 4)]
+        return stepped, [each.tolist() for each in out], list(losses), log, model.weight.tolist()
+
+    _, *expected = run(lambda step: step)
+    captured, *made = run(lambda step: sidefx_train.compile(step, backend="eager", rng="eager"))
+    assert made == expected
+    report = captured.report()
+    assert len(report.captures) <= 3 and not report.breaks and not report.fallbacks
+
+
+def test_a_list_read_before_a_tensor_operation_is_captured_for_each_length():
+    def run(wrap):
+        scales, out = deque(maxlen=4), []
+
+        def step(x):
+            y = x * 2
+            scales.append(len(scales) + 1.0)
+            return y * sum(scales)
+
+        stepped = wrap(step)
+        for _ in range(7):
+            out.append(stepped(torch.ones(2)).tolist())
+        return out, list(scales)
+
+    assert run(lambda step: sidefx_train.compile(step, backend="eager")) == run(lambda step: step)

@@ -19,6 +19,7 @@ class Specialization:
         all_dynamic: every size of the arguments is symbolic.
         native_iterators: labels of iterators whose position changes between calls.
         list_growths: labels of lists that became longer, once for each time.
+        changed_lengths: labels of lists whose length differed from that of a capture.
         unbounded_lists: labels of lists that become longer at every call: guarded by a prefix.
         string_changes: labels of strings, and tuples of strings, that have changed, once for each time.
         pass_through_strings: labels of strings that keep changing: passed on, not guarded by value.
@@ -46,6 +47,7 @@ class Specialization:
     all_dynamic: bool = False
     native_iterators: frozenset[str] = frozenset()
     list_growths: tuple[str, ...] = ()
+    changed_lengths: frozenset[str] = frozenset()
     unbounded_lists: frozenset[str] = frozenset()
     string_changes: tuple[str, ...] = ()
     pass_through_strings: frozenset[str] = frozenset()

@@ -51,6 +51,7 @@ class ShadowTableAPI(GuardRecorder, ABC):
     watched: dict[int, str]
     new_namespaces: dict[int, tuple[dict[str, Any], Any]]
     dropped: Callable[[str], None]
+    decides: Callable[[], None]
     reenter: Callable[[Any], Any]
     definitions: DefinitionRecorder
     identities: IdentityRecorder

@@ -109,6 +109,7 @@ class ShadowTable(ShadowTableAPI):
         watched: ids of outside objects that the step reached through weak references, with the label of one.
         memories: storage sharing of held tensors, one object per set of tensors.
         dropped: called when the program drops an iterator with a pending finally.
+        decides: called when the step reads all of a list whose length has changed: like a decision on a number.
         identities: the objects that the step distinguished.
         reenter: wraps a Python callable so that C code calling it re-enters the interpreter.
         own_key: prepares a shadow for hashing and comparison by the table's own bookkeeping.
@@ -146,6 +147,7 @@ class ShadowTable(ShadowTableAPI):
         self.number_sources: dict[int, Source] = {}
         self.reenter: Callable[[Any], Any] = _not_callable_yet
         self.dropped: Callable[[str], None] = _not_callable_yet
+        self.decides: Callable[[], None] = _not_callable_yet
         self.own_key: Callable[..., Any] = _not_callable_yet
         self.identities = Identities(self)
         self.made_arrays = MadeArrays()

@@ -124,6 +124,7 @@ class TraceWorld(CaptureWorldAPI):
 
         self.heap.reenter = self.interp.reentering
         self.heap.dropped = self.interp.note_dropped
+        self.heap.decides = self.decisions.note
         self.heap.own_key = self.own_key
         self.heap.memory.warn = lambda text: deferred_warnings.warn(self, (text,), {})
         self.reentry = Reentry(self)

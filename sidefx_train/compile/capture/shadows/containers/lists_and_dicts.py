@@ -34,6 +34,8 @@ class ListRecord(Record):
         self.filled = True
         base = list if safe_isinstance(self.shadow, list) else deque
         self.heap.guard("length", self.base, base.__len__(self.real))
+        if self.base.label in self.heap.specialization.changed_lengths:
+            self.heap.decides()
         tail = list(base.__iter__(self.shadow))
         base.clear(self.shadow)
         for index, item in enumerate(list(base.__iter__(self.real))):

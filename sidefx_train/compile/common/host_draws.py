@@ -22,11 +22,11 @@ class Draw(NamedTuple):
     """One draw of a generator of Python's or NumPy's.
 
     Attributes:
-        position: place of the number among the values.
+        position: place of the number, or array, among the values.
         function: the unbound method.
-        generator: the object it is called on.
-        args: plain numbers.
-        kwargs: plain numbers.
+        generator: the object it is called on; ``None`` for what is computed from an earlier array.
+        args: plain values.
+        kwargs: plain values.
     """
 
     position: int
@@ -147,7 +147,7 @@ class HostDraws:
     ) -> None:
         self.values = values
         self._draws, self._of_torch, self._foretells = draws, of_torch, foretells
-        distinct = {id(each.generator): each.generator for each in draws}
+        distinct = {id(each.generator): each.generator for each in draws if each.generator is not None}
         self._generators = [(generator, _STATES[type(generator)]) for generator in distinct.values()]
         self._before: list[Any] = []
 

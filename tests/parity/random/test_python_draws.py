@@ -283,3 +283,58 @@ def test_in_the_background():
 
 def test_under_inductor_with_its_comparisons():
     parity(stacked(coin(random.random)), steps=6, captures=2, backend="inductor", between=between, keep_slower=False)
+
+
+ARRAYS = {
+    "noise": lambda x: x + torch.from_numpy(np.random.randn(3, 4).astype("float32")) * 0.1,
+    "scaled": lambda x: x + torch.from_numpy(np.random.uniform(size=(3, 4)) * 2 - 1).float(),
+    "copied": lambda x: x + torch.tensor(NUMPY.normal(0, 1, (3, 4)), dtype=torch.float32),
+    "reshaped": lambda x: x * torch.as_tensor(np.random.beta(0.5, 0.5, 12).reshape(3, 4)).float(),
+    "permutation": lambda x: x[np.random.permutation(3)],
+    "rows": lambda x: x[NUMPY.choice(3, 2, replace=False)] * 2,
+    "columns": lambda x: x[:, np.random.randint(0, 4, (3,))],
+    "sample": lambda x: x[random.sample(range(3), 2)],
+    "sample_of_columns": lambda x: x[:, OWN.sample(range(4), 2)] + random.sample(range(5), 3)[0],
+    "index_select": lambda x: x.index_select(0, torch.tensor(random.sample(range(3), 2))),
+}
+READ = {
+    "summed": lambda x: x + float(np.random.randn(3).sum()),
+    "written": lambda x: x + torch.from_numpy(np.multiply(np.random.randn(4), 2, dtype=np.float32)),
+    "tables": lambda x: x[np.random.randint(0, 3, (2, 2))],
+    "decides": lambda x: x * 2 if np.random.randn(2)[0] > 0 else x,
+}
+
+
+@pytest.mark.parametrize("name", [*ARRAYS, *READ])
+def test_arrays_and_lists_of_random_numbers(name):
+    """They are inputs of the graph; where NumPy code reads them, that line runs natively."""
+
+    def run(wrap):
+        seed()
+        step = wrap({**ARRAYS, **READ}[name])
+        out = [step(torch.arange(12.0).view(3, 4) + i).tolist() for i in range(5)]
+        return out, repr(states()), step
+
+    expected, captured = (
+        run(lambda step: step),
+        run(lambda step: sidefx_train.compile(step, backend="eager", rng="eager")),
+    )
+    assert captured[:2] == expected[:2]
+    report = captured[2].report()
+    assert len(report.captures) == 1 and bool(report.breaks) == (name in READ)
+
+
+def test_a_drawn_array_that_leaves_the_step():
+    def step(x, kept):
+        noise = np.random.randn(2)
+        kept.append(noise)
+        return x + torch.from_numpy(noise), noise.reshape(1, 2)
+
+    def run(fn):
+        seed()
+        kept = []
+        out = [fn(torch.ones(2), kept) for _ in range(3)]
+        assert all(view[0, 0] == array[0] for (_, view), array in zip(out, kept, strict=True))
+        return [(made.tolist(), view.tolist()) for made, view in out], [array.tolist() for array in kept]
+
+    assert run(sidefx_train.compile(step, backend="eager", rng="eager")) == run(step)

@@ -11,6 +11,7 @@ import warnings
 import weakref
 from typing import Any
 
+import numpy as np
 import torch
 
 from sidefx_train import torch_compat as compat
@@ -95,9 +96,10 @@ class Interception:
         return ABSENT if handler is None else handler(self.world, (fn.__self__, *args), kwargs)
 
     def _drawn(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Draws a number by a method in C of a random generator of Python's or NumPy's."""
+        """Draws by a method in C of a random generator of Python's or NumPy's, and converts an array that was drawn."""
         bound = type(fn) is types.BuiltinMethodType
-        if not is_generator(fn.__self__ if bound else args[0] if args else None):
+        owner = fn.__self__ if bound else args[0] if args else None
+        if not is_generator(owner) and type(owner) is not np.ndarray:
             return ABSENT
         if bound:
             fn, args = getattr(type(fn.__self__), fn.__name__, None), (fn.__self__, *args)

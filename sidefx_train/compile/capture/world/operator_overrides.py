@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from sidefx_train import torch_compat as compat
@@ -32,6 +33,8 @@ from sidefx_train.compile.capture.world.symbolic_numbers import number_subclasse
 from sidefx_train.compile.capture.world.symbolic_numbers.domain_errors import needs_values, operator_raises
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
+
+_OF_ARRAYS = frozenset({"add", "sub", "mul", "truediv"})
 
 
 class Operators:
@@ -91,6 +94,8 @@ class Operators:
             and name in builtin_methods.OPERATORS
             and not (any(map(_decides, args[:2])) or number_subclasses.decides(self.world, name, args))
         ):
+            if name in ("getitem", "setitem") and safe_isinstance(first, torch.Tensor):
+                args = (first, self._as_index(args[1]), *args[2:])
             self._touch_operands(name, args)
             if name in ("getitem", "setitem") and safe_isinstance(first, torch.Tensor):
                 self._refuse_unknown_index(args[1])
@@ -108,6 +113,9 @@ class Operators:
                 args = builtin_methods.concrete_within(args)
             if not (name in ("getitem", "setitem") and safe_isinstance(first, (list, tuple))):
                 return self.world.calls.run_native(builtin_methods.OPERATORS[name], args, {})
+        scaled = self._of_drawn(name, args)
+        if scaled is not ABSENT:
+            return scaled
         for value in args:
             array = self.heap.by_shadow.get(id(value))
             if safe_isinstance(array, ArrayRecord) and array.shadow is value:
@@ -125,6 +133,28 @@ class Operators:
         if name == "next" and record is not None and record.shadow is record.real:
             self.heap.refuse("SFX103", f"advances the outside iterator {record.source.label}")
         return ABSENT
+
+    def _of_drawn(self, name: str, args: tuple[Any, ...]) -> Any:
+        """Returns a drawn array with a number added to it or multiplied by one; ``ABSENT`` for other operands."""
+        array = self.heap.record_of(args[0])
+        if not safe_isinstance(array, ArrayRecord) or not array.drawn or name not in _OF_ARRAYS or len(args) != 2:
+            return ABSENT
+        if type(args[1]) not in (int, float) or self.world.branching:
+            return ABSENT
+        return self.world.random_draws.derive(array, builtin_methods.OPERATORS[name], args[1:], f"operator.{name}")
+
+    def _as_index(self, index: Any) -> Any:
+        """Returns a tensor for an array or a list of changing numbers that is an index, or part of one; else the index
+        itself."""
+        if type(index) is tuple:
+            return tuple(map(self._as_index, index))
+        if type(index) is list and any(type(each) is torch.SymInt for each in index):
+            numbers = all(type(each) is int or type(each) is torch.SymInt for each in index)
+            return self.interp.call(torch.tensor, (index,), {}) if numbers else index
+        array = self.heap.record_of(index)
+        if not safe_isinstance(array, ArrayRecord) or array.real.dtype != np.int64 or array.real.ndim != 1:
+            return index
+        return array.as_tensor() if array.real.flags.c_contiguous and array.real.size else index
 
     def _touch_operands(self, name: str, args: tuple[Any, ...]) -> None:
         keyed = name == "contains" and type(args[0]) in HASHED

@@ -6,11 +6,13 @@ import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import fx
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.recording.dispatch_mode import is_draw
+from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
 from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.host_draws import (
     Draw,
@@ -26,10 +28,17 @@ from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.graph.fx_utils import one_generator
 
 if TYPE_CHECKING:
+    from sidefx_train.compile.capture.guards.source import Source
     from sidefx_train.compile.capture.shadows.shadow_table import ShadowTable
 
 aten = torch.ops.aten
 _PLAIN = frozenset({int, float})
+_MOST_BYTES = 1 << 24
+"""Size limit of a drawn array; larger ones are drawn where the program does."""
+
+_MOST_LISTED = 64
+"""Limit of numbers that one call draws; each is an input of the graph."""
+
 _LARGEST = 2**62
 """Bound of integers that symbolic numbers represent."""
 
@@ -86,7 +95,7 @@ class RandomDraws:
         held = record is not None and record.real is generator and record.base.kind == "const"
         if not held and not is_global(generator):
             return ABSENT
-        if not all(type(value) in _PLAIN for value in (*args[1:], *kwargs.values())):
+        if not all(map(_is_argument, (*args[1:], *kwargs.values()))):
             return ABSENT
         copy = self._copies.get(id(generator))
         if copy is None:
@@ -96,18 +105,57 @@ class RandomDraws:
             value = function(copy, *args[1:], **kwargs)
         except (TypeError, ValueError):
             heap.refuse("SFX103", f"calls {label} with arguments that it rejects")
+        if _is_array(value):
+            self._draws.append(Draw(len(self.values), function, generator, args[1:], kwargs))
+            return self._array(value, label)
+        if type(value) is list and len(value) <= _MOST_LISTED and all(type(item) is int for item in value):
+            self._draws.append(Draw(len(self.values), function, generator, args[1:], kwargs))
+            return self._list(value, label)
         known = type(value) in _PLAIN and math.isfinite(value) and abs(value) < _LARGEST
         if not known:
             heap.refuse("SFX103", f"calls {label}, whose result is not a number that the graph can get")
         self._draws.append(Draw(len(self.values), function, generator, args[1:], kwargs))
         return self._number(value, label)
 
+    def derive(self, array: ArrayRecord, function: Callable[..., Any], args: tuple[Any, ...], label: str) -> Any:
+        """Computes ``function(array, *args)`` of a drawn array early, too; :data:`ABSENT` if the result is no array."""
+        if self._ended:
+            return ABSENT
+        try:
+            made = function(array.real, *args)
+        except (TypeError, ValueError, ArithmeticError):
+            return ABSENT  # run natively, it raises the program's error
+        if not _is_array(made):
+            return ABSENT
+        values, position = self.values, array.source.key
+
+        def again(_: Any) -> Any:
+            return function(values[position], *args)
+
+        self._draws.append(Draw(len(values), again, None, (), {}))
+        return self._array(made, label)
+
+    def _array(self, value: Any, label: str) -> Any:
+        source = self._append(value, label)
+        shadow = self._heap.shadow(value, source)
+        record = self._heap.record_of(shadow)
+        assert safe_isinstance(record, ArrayRecord), "an array has a record of arrays"
+        record.drawn = True
+        return shadow
+
+    def _list(self, value: list[int], label: str) -> list[Any]:
+        source, sources = self._append(value, label), self._heap.sources
+        return [self._heap.length(item, sources.item(source, index)) for index, item in enumerate(value)]
+
     def _number(self, value: int | float, label: str) -> Any:
+        return self._heap.length(value, self._append(value, label))
+
+    def _append(self, value: Any, label: str) -> Source:
+        """Adds a value, and returns where the entry will find its own."""
         self.values.append(value)
         number, sources = len(self.values), self._heap.sources
         name = f"{label}()" if number == 1 else f"{label}() (draw {number})"
-        source = sources.item(sources.const(self.values, "draws"), number - 1, name)
-        return self._heap.length(value, source)
+        return sources.item(sources.const(self.values, "draws"), number - 1, name)
 
     def want(self, values: Iterable[Any]) -> None:
         """Notes that the step decides on values of the graph, if they depend on numbers that torch draws alone."""
@@ -181,6 +229,20 @@ class RandomDraws:
         node.target = aten.full.default
         node.args = (list(value.shape), self._heap.tracer.node_of(number))
         node.kwargs = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
+
+
+def _is_argument(value: Any) -> bool:
+    """Returns True for an argument of a draw that is the same at every call."""
+    if type(value) is tuple:
+        return all(type(item) is int for item in value)
+    return type(value) in _PLAIN or type(value) in (bool, range) or value is None
+
+
+def _is_array(value: Any) -> bool:
+    """Returns True for an array that can become a tensor over its memory."""
+    if type(value) is not np.ndarray or value.nbytes > _MOST_BYTES or value.dtype.byteorder not in "=|":
+        return False
+    return value.dtype.kind in "bif" and value.dtype.itemsize <= 8 and bool(value.flags.c_contiguous)
 
 
 def _is_small(value: Any) -> bool:

@@ -33,6 +33,7 @@ class ArrayRecord(Record):
         tensor: the fake tensor over its memory, if the step has created one.
         read: its contents are guarded.
         shown: a deferred call will print its contents.
+        drawn: its contents are random numbers of the step, others at every call.
     """
 
     def __init__(self, heap: ShadowTableAPI, real: Any, shadow: Any, source: Source) -> None:
@@ -40,8 +41,11 @@ class ArrayRecord(Record):
         self.tensor: torch.Tensor | None = None
         self.read = False
         self.shown = False
+        self.drawn = False
 
     def fill(self) -> None:
+        if self.drawn:
+            self.heap.refuse("SFX103", f"reads {self.source.label}, an array of random numbers")
         if not self.read:
             if self.real.nbytes > _MOST_COMPARED:
                 size = f"{self.real.nbytes / 2**20:.1f} MiB"

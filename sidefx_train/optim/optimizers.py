@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord
-from sidefx_train.compile.capture.shadows.records import InstanceRecord, TensorRecord
+from sidefx_train.compile.capture.shadows.records import InstanceRecord, LeafRecord, TensorRecord
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
 
@@ -50,7 +50,7 @@ def _state_before_the_trace(world: TraceWorld, args: tuple[Any, ...], kwargs: di
     state_record = world.heap.dict_record(state)
     if state_record is None or state_record.filled:
         return ABSENT
-    missing = [p for p in map(world.heap.record_of, params) if isinstance(p, TensorRecord) and _lacks(state_record, p)]
+    missing = [p for p in map(world.heap.record_of, params) if isinstance(p, (TensorRecord, LeafRecord)) and _lacks(state_record, p)]
     if not missing:
         return ABSENT
     made, flags = _first_step(record.real, _real_group(world, group), missing)

@@ -63,6 +63,15 @@ from sidefx_train.torch_compat.distributed.collectives import is_collective as i
 from sidefx_train.torch_compat.distributed.collectives import is_known_collective as is_known_collective
 from sidefx_train.torch_compat.distributed.collectives import size_of_group as size_of_group
 from sidefx_train.torch_compat.distributed.collectives import size_of_named_group as size_of_named_group
+from sidefx_train.torch_compat.distributed.dtensors import dtensor_class as dtensor_class
+from sidefx_train.torch_compat.distributed.dtensors import has_dtensor as has_dtensor
+from sidefx_train.torch_compat.distributed.dtensors import is_dtensor as is_dtensor
+from sidefx_train.torch_compat.distributed.dtensors import local_of as local_of
+from sidefx_train.torch_compat.distributed.dtensors import make_dtensor as make_dtensor
+from sidefx_train.torch_compat.distributed.dtensors import needs_derivative as needs_derivative
+from sidefx_train.torch_compat.distributed.dtensors import spec_of as spec_of
+from sidefx_train.torch_compat.distributed.fully_sharded import FullyShardedNames as FullyShardedNames
+from sidefx_train.torch_compat.distributed.fully_sharded import fully_sharded_names as fully_sharded_names
 from sidefx_train.torch_compat.distributed.reducer import after_backward as after_backward
 from sidefx_train.torch_compat.distributed.reducer import builtin_hook as builtin_hook
 from sidefx_train.torch_compat.distributed.reducer import coalesced as coalesced

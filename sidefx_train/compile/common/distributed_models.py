@@ -17,7 +17,6 @@ from sidefx_train.errors import Location, Unsupported
 CODE = "SFX121"
 _MODULES = (
     ("torch.distributed.fsdp", "FullyShardedDataParallel"),
-    ("torch.distributed.fsdp", "FSDPModule"),
 )
 """Classes of modules with their torch modules; looked up if those are imported."""
 _TENSORS = (("torch.distributed.tensor", "DTensor"),)
@@ -38,6 +37,15 @@ def refuse_if_distributed(value: Any, label: str, location: Location | None) -> 
     if not kind:
         return
     refuse_whole(CODE, f"{label} is {kind}, whose gradients are reduced between processes in the backward", location)
+
+
+def refuse_dtensor(which: str, label: str, location: Location | None) -> NoReturn:
+    """Stops the capture, and any in parts, at a ``DTensor`` that is not captured.
+
+    Raises:
+        Unsupported: always.
+    """
+    refuse_whole(CODE, f"{label} is a DTensor {which}", location)
 
 
 def refuse_whole(code: str, reason: str, location: Location | None) -> NoReturn:

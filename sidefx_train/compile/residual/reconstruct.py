@@ -108,6 +108,8 @@ class Rebuilder(TensorRebuilder):
             return self.entry_alias(record)
         if safe_isinstance(value, TraceKey):
             return self.expression(value.value)
+        if compat.is_dtensor(value):
+            return self._dtensor(value)
         if safe_isinstance(value, torch.Tensor):
             made = self._remember(value, self._marked(value, self.tensor(value)))
             self._tag(value, made)
@@ -196,6 +198,14 @@ class Rebuilder(TensorRebuilder):
             persistent = getattr(value, "persistent", True)
             return f"{self.writer.constant(torch.nn.Buffer, 'Buffer')}({expression}, persistent={persistent})"
         return expression
+
+    def _dtensor(self, value: Any) -> str:
+        """Returns a ``DTensor`` that the step created, over its local tensor."""
+        if value.grad_fn is not None or value.grad is not None:
+            self.world.heap.refuse("SFX107", "a DTensor with a gradient or an autograd history leaves the step")
+        maker, spec = self.writer.constant(compat.make_dtensor), self.writer.constant(compat.spec_of(value), "spec")
+        local = self.expression(compat.local_of(value))
+        return self._remember(value, f"{maker}({local}, {spec}, {value.requires_grad})")
 
     def _tag(self, value: torch.Tensor, expression: str) -> None:
         """Sets the attributes that the step set on a tensor."""

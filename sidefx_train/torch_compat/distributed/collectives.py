@@ -20,11 +20,15 @@ _next_number = itertools.count(1)
 
 def _constants() -> tuple[type, ...]:
     found = torch.distributed if torch.distributed.is_available() else None
-    return () if found is None else (found.ProcessGroup, found.ReduceOp, type(found.ReduceOp.SUM))
+    if found is None:
+        return ()
+    placement = getattr(getattr(torch._C, "_distributed", None), "Placement", None)  # a class of C++ since torch 2.10
+    kinds = (found.ProcessGroup, found.ReduceOp, type(found.ReduceOp.SUM))
+    return kinds if placement is None else (*kinds, placement)
 
 
 DISTRIBUTED_CONSTANTS = _constants()
-"""C++ classes of process groups and of reductions, whose instances are constants of a step."""
+"""C++ classes of process groups, of reductions and of placements, whose instances are constants of a step."""
 
 _QUERIES = frozenset({"group_name", "name", "rank", "size"})
 

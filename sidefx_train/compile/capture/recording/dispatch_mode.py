@@ -106,6 +106,8 @@ class RepeatingMode(compat.RecordingMode):
             self.cursors.pop(kind, None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if compat.has_dtensor(types):
+            return self._dispatch_dtensors(func, args, kwargs or {})
         if func is compat.DEVICE_OF:  # C++ reads it often: autograd for every gradient
             return args[0].device
         if func not in compat.READS:
@@ -115,6 +117,19 @@ class RepeatingMode(compat.RecordingMode):
             return self._record_operator(func, types, args, kwargs)
         finally:
             warning_watch.resume(watch)
+
+    def _dispatch_dtensors(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Leaves an operator of ``DTensor`` objects to torch: it calls that of local tensors, and communicates."""
+        if torch.is_grad_enabled() and compat.needs_derivative((args, kwargs)):
+            reason = "computes with a DTensor that requires gradients while autograd is on"
+            raise Unsupported("SFX109", reason, self.graph_tracer.locate())
+        args, kwargs, given = self.probes.given_to_dtensors(args, kwargs)
+        if not given:
+            return NotImplemented
+        with self:
+            made = func(*args, **kwargs)
+        self.probes.check_dtensors()
+        return made
 
     def _record_operator(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(func, compat.HigherOrderOperator):

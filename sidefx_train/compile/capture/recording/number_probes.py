@@ -27,6 +27,7 @@ from torch import fx
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.graph.number_arguments import replace_constants, takes_double
+from sidefx_train.errors import Unsupported
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.recording.interfaces import GraphRecorder
@@ -42,6 +43,8 @@ _HIDING = frozenset({aten.lift_fresh.default, aten.lift.default, aten.lift_fresh
 _UNBOUNDED = 10.0
 """Probes above the largest finite bound, or below the smallest, are at most this far away."""
 _GOLDEN = 0.6180339887498949
+_PASSED_ON = (0.0, 1.0)
+"""Where the probes lie whose values no code compares."""
 _ORDERS = 2
 """Derivatives compared."""
 
@@ -91,11 +94,13 @@ class Probes:
 
     Attributes:
         symbols: functions that compute the symbolic number, by the constant that stands for it.
+        awaited: probes of a running call on ``DTensor`` objects that no operator has been recorded with.
     """
 
     def __init__(self, tracer: GraphRecorder) -> None:
         self.tracer = tracer
         self.symbols: dict[float, Callable[[], Any]] = {}
+        self.awaited: set[float] = set()
         self._chosen: dict[tuple[fx.Node, Place], float] = {}
         self._count = 0
 
@@ -115,6 +120,48 @@ class Probes:
         if str(fn.__name__).strip("_") in _POWERS and compat.POWERS_HIDE_NUMBER:
             return (fn, *_with(numbers, [float(number) for number in numbers], (args, kwargs)))
         return call
+
+    def given_to_dtensors(self, args: Any, kwargs: Any) -> tuple[Any, Any, bool]:
+        """Returns the arguments of a call on ``DTensor`` objects with probes in place of all symbolic floats.
+
+        The last item is True if there are any.
+
+        Torch's dispatch keeps the arguments of such calls beyond the capture, and compares them. It passes numbers on
+        to the operator of the local tensors, which :meth:`check_dtensors` verifies after the call.
+
+        Raises:
+            Unsupported: an argument is a symbolic integer or truth value.
+        """
+        found: set[float] = set()
+
+        def probe(value: Any) -> Any:
+            if type(value) in (list, tuple):
+                return type(value)(map(probe, value))
+            if type(value) is torch.SymFloat:
+                key = self.tracer.node_of(value), _PASSED_ON
+                chosen = self._chosen.get(key)
+                if chosen is None:
+                    self._count += 1
+                    chosen = self._chosen[key] = 0.05 + 0.9 * math.modf(self._count * _GOLDEN)[0]
+                self.symbols.setdefault(chosen, lambda: value)
+                found.add(chosen)
+                return chosen
+            if type(value) in compat.SYMBOLS:
+                raise Unsupported("SFX109", "calls an operator of a DTensor with a changing integer", None)
+            return value
+
+        given = tuple(map(probe, args)), {name: probe(value) for name, value in kwargs.items()}
+        self.awaited |= found
+        return *given, bool(found)
+
+    def check_dtensors(self) -> None:
+        """Checks that a call on ``DTensor`` objects has passed all of its symbolic floats on.
+
+        Raises:
+            Unsupported: it has computed something else with one.
+        """
+        if self.awaited:
+            raise Unsupported("SFX109", "calls an operator of a DTensor that computes with a changing number", None)
 
     def _probed(self, fn: Any, numbers: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Returns a call with probes in place of its symbolic floats; ``None`` where that is not needed, or wrong."""
@@ -171,7 +218,9 @@ class Probes:
         """Returns the constants among the arguments that stand for symbolic numbers."""
         if not self.symbols:
             return []
-        return [value for value in _constants((args, kwargs)) if type(value) is float and value in self.symbols]
+        found = [value for value in _constants((args, kwargs)) if type(value) is float and value in self.symbols]
+        self.awaited.difference_update(found)
+        return found
 
     def nodes_of(self, constants: list[float]) -> dict[float, fx.Node]:
         """Returns the nodes that compute the numbers which constants stand for."""

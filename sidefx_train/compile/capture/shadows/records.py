@@ -132,6 +132,27 @@ class TensorRecord(Record):
             self.shadow.grad = None if self.grad is UNREAD else self.grad
 
 
+class LeafRecord(Record):
+    """A leaf tensor that is no input of the graph itself, such as a ``DTensor``, whose local tensor is one.
+
+    Attributes:
+        grad: gradient at entry, or one of the marks for a gradient that was not read.
+        requires_grad: at entry.
+    """
+
+    NOTES = ("grad",)
+
+    def __init__(self, heap: ShadowTableAPI, real: Any, shadow: Any, source: Source) -> None:
+        super().__init__(heap, real, shadow, source)
+        self.grad: Any = UNREAD
+        self.requires_grad = real.requires_grad
+
+    def reset(self) -> None:
+        if self.grad is OVERWRITTEN:
+            self.grad = UNREAD
+        self.shadow.grad = None if self.grad is UNREAD else self.grad
+
+
 class Attributes:
     """Holds the attributes that a step sets on an outside function, which passes through, or tensor."""
 

@@ -54,7 +54,7 @@ from sidefx_train.compile.capture.shadows.objects import outside_exceptions, wea
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord, MadeArrays, array_shadow
 from sidefx_train.compile.capture.shadows.objects.storage_rebinding import StorageRebinding
 from sidefx_train.compile.capture.shadows.objects.tensors import tensor_shadow
-from sidefx_train.compile.capture.shadows.records import OVERWRITTEN, UNREAD, InstanceRecord, Record, TensorRecord
+from sidefx_train.compile.capture.shadows.records import OVERWRITTEN, UNREAD, InstanceRecord, LeafRecord, Record, TensorRecord
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.distributed_models import refuse_if_distributed
 from sidefx_train.compile.common.library_modules import is_library
@@ -404,7 +404,7 @@ class ShadowTable(ShadowTableAPI):
     def read_grad(self, fake: Any) -> None:
         """Reads and guards the gradient of a leaf before anything uses it or accumulates into it."""
         record = self.record_of(fake)
-        if not safe_isinstance(record, TensorRecord) or record.grad is not UNREAD:
+        if not safe_isinstance(record, (TensorRecord, LeafRecord)) or record.grad is not UNREAD:
             return
         grad = record.real.grad
         shadow = self.shadow(grad, self.sources.grad(record.source))
@@ -424,7 +424,7 @@ class ShadowTable(ShadowTableAPI):
     def overwrite_grad(self, fake: Any) -> None:
         """Records that a gradient is replaced: its old value does not matter if nothing has read it."""
         record = self.record_of(fake)
-        if safe_isinstance(record, TensorRecord) and record.grad is UNREAD:
+        if safe_isinstance(record, (TensorRecord, LeafRecord)) and record.grad is UNREAD:
             record.grad = OVERWRITTEN
 
     def retire(self) -> None:

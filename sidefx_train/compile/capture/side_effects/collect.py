@@ -20,7 +20,7 @@ from sidefx_train.compile.capture.shadows.deferred_values import TraceKey
 from sidefx_train.compile.capture.shadows.finalizers import check_dropped
 from sidefx_train.compile.capture.shadows.objects import weak_references
 from sidefx_train.compile.capture.shadows.objects.outside_exceptions import ExceptionRecord
-from sidefx_train.compile.capture.shadows.records import UNREAD, InstanceRecord, TensorRecord
+from sidefx_train.compile.capture.shadows.records import UNREAD, InstanceRecord, LeafRecord, TensorRecord
 from sidefx_train.compile.capture.side_effects.checkpoint import Checkpoint
 from sidefx_train.compile.capture.side_effects.effect import Effect, EffectKind, SideEffects
 from sidefx_train.compile.common import interceptor_registry as registry
@@ -81,6 +81,8 @@ def _changes(world: CaptureContext, finished: bool) -> list[Effect]:
                 advanced.append(Effect("advance", record.source, None, record.taken()))
         elif safe_isinstance(record, TensorRecord):
             changes += _tensor(world, record, finished)
+        elif safe_isinstance(record, LeafRecord):
+            changes += _leaf(record)
         if record.instance is not None:
             changes += _instance(record.instance)
     for cell in heap.cells.values():
@@ -269,6 +271,14 @@ def has_history_of_base(world: CaptureContext, record: TensorRecord) -> bool:
     if record.shadow._base is not base.shadow or record.entry_version != base.entry_version:
         return False
     return _history(base) is (None if base.edge is None else base.edge.node) or gets_new_history(world, base)
+
+
+def _leaf(record: LeafRecord) -> list[Effect]:
+    if record.shadow.requires_grad != record.requires_grad:
+        record.heap.refuse("SFX111", f"sets {record.source.label}.requires_grad")
+    if record.grad is UNREAD or record.shadow.grad is record.grad:
+        return []
+    return [Effect("set_grad", record.source, None, record.shadow.grad)]
 
 
 def _tensor(world: CaptureContext, record: TensorRecord, finished: bool) -> list[Effect]:

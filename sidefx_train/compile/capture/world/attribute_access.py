@@ -301,6 +301,10 @@ class Attributes:
                 self.tracer.touches()
                 self.heap.read_grad(obj)
             return self.heap.version_of(obj) if name == "_version" and not obj.is_inference() else ABSENT
+        if compat.is_dtensor(obj) and name == "grad":
+            self.tracer.touches()
+            self.heap.read_grad(obj)
+            return obj.grad
         if type(obj) in compat.OPERATORS:
             return getattr(obj, name)
         if issubclass(type(obj), torch.nn.Module):
@@ -324,6 +328,13 @@ class Attributes:
                 setattr(obj, name, builtin_methods.concrete(value) if type(value) is torch.SymBool else value)
                 return True
             return False
+        if compat.is_dtensor(obj) and name == "grad":
+            self.tracer.touches()
+            self.heap.overwrite_grad(obj)
+            obj.grad = value
+            return True
+        if compat.is_dtensor(obj) and name == "_local_tensor" and compat.local_of(obj) is value:
+            return True  # ``+=`` stores what it has changed in place
         if type(obj) in weakref.ProxyTypes:
             attributes.store(self.interp, weakref_calls.through(self.world, obj), name, value)
             return True

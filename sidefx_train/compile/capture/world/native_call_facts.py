@@ -128,5 +128,5 @@ REGISTERS_HOOK = frozenset({"register_hook", "register_prehook", "register_post_
 MAKES_SUBCLASS = frozenset({"_make_subclass", "_make_wrapper_subclass", "as_subclass"})
 HASHABLE = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
 NO_OWNER = (type(None), types.ModuleType, type)
-DISABLERS = ("_compile.py", "eval_frame.py")
+DISABLERS = ("_compile.py", "eval_frame.py", "_fully_shard/_fsdp_common.py")
 TORCH_DIR = torch.__path__[0]

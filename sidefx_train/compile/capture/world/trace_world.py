@@ -91,6 +91,7 @@ class TraceWorld(CaptureWorldAPI):
         pending_collectives: collectives started with ``async_op=True``.
         private_memory: storages that must not leave the step, with a function that refuses that.
         wrappers: models wrapped in ``DistributedDataParallel`` whose forward the step has called, by the shadow's id.
+        sharded_groups: groups of parameters of ``fully_shard`` that the step has used, by the shadow's id.
         pending_state: (commit, undo) pairs of optimizer state created early, to run right before the first run.
     """
 
@@ -148,6 +149,7 @@ class TraceWorld(CaptureWorldAPI):
         self.pending_collectives: list[Any] = []
         self.private_memory: dict[int, Callable[[], NoReturn]] = {}
         self.wrappers: dict[int, Any] = {}
+        self.sharded_groups: dict[int, Any] = {}
         self.pending_state: list[tuple[Callable[[], None], Callable[[], None]]] = []
         self.writes = WriteLog(tracer.graph)
         self.branching = False

@@ -10,6 +10,7 @@ import torch
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.guard import TensorFacts
 from sidefx_train.compile.capture.guards.source import Source
+from sidefx_train.compile.capture.shadows.objects.dtensors import dtensor_shadow
 from sidefx_train.compile.capture.shadows.records import UNREAD, TensorRecord
 from sidefx_train.compile.common.distributed_models import refuse_if_distributed, refuse_whole
 from sidefx_train.compile.common.sentinels import DYNAMIC_DIMS
@@ -26,6 +27,8 @@ PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 def tensor_shadow(heap: ShadowTableAPI, real: torch.Tensor, source: Source) -> Any:
     """Returns the shadow of a tensor: a fake tensor, which is an input of the graph."""
+    if compat.is_dtensor(real):
+        return dtensor_shadow(heap, real, source)
     if type(real) not in PLAIN_TENSORS:
         refuse_if_distributed(real, source.label, heap.locate())
         if safe_isinstance(real, torch.nn.parameter.UninitializedTensorMixin):

@@ -1,0 +1,235 @@
+"""``fully_shard`` in a step: the modules' own hooks are interpreted, what they gather and reduce is recorded.
+
+Torch's Python decides when parameters are gathered, freed and reduced; the capture interprets it. Three functions that
+fill and read communication buffers are replaced, so that their collectives are operators of the graph. The gathered
+parameter is a tensor of the graph, which both gathers of a step write to: its memory outside stays empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.shadows.records import LeafRecord
+from sidefx_train.compile.common import interceptor_registry as registry
+from sidefx_train.compile.common.distributed_models import CODE, refuse_whole
+from sidefx_train.compile.common.sentinels import ABSENT
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.world.trace_world import TraceWorld
+
+NOT_FINAL = "SFX212"
+
+
+class _Group:
+    """A group of sharded parameters in one capture.
+
+    Args:
+        world: the capturing world.
+        names: private names of torch.
+        shadow: the group's shadow.
+    """
+
+    def __init__(self, world: TraceWorld, names: compat.FullyShardedNames, shadow: Any) -> None:
+        record = world.heap.record_of(shadow)
+        self.world, self.names, self.shadow = world, names, shadow
+        self.label = "a module"
+        if record is None:
+            self.refuse("was sharded in the step")
+        self.real = record.real
+        self.label = self.real._module_fqn or "the root module"
+        self._check()
+
+    def refuse(self, why: str, code: str = CODE) -> NoReturn:
+        """Stops the capture, and any in parts."""
+        reason = f"{self.label} is fully sharded: its gradients are reduced between processes; {why}"
+        refuse_whole(code, reason, self.world.locate())
+
+    def get(self, name: str, owner: Any = None) -> Any:
+        """Returns an attribute of the group or of another object, which is guarded."""
+        return self.world.interp.getattr(self.shadow if owner is None else owner, name)
+
+    def _check(self) -> None:
+        """Refuses what torch does and this module does not record, and groups that are not ready."""
+        names, get = self.names, self.get
+        if get("device").type != "cpu":
+            self.refuse("its parameters are not on the CPU")
+        mesh = get("mesh_info")
+        if type(mesh) is not names.MeshInfo or get("shard_mesh_size", mesh) == 1:
+            self.refuse("its mesh replicates parameters, or has one process")
+        if get("post_forward_mesh_info") not in (None, mesh):
+            self.refuse("reshard_after_forward is a number of processes")
+        if type(get("offload_policy")) is not names.OffloadPolicy:
+            self.refuse("its parameters are offloaded")
+        if type(get("_all_gather_comm")) is not names.AllGather:
+            self.refuse("it has its own all-gather")
+        if type(get("_reduce_scatter_comm")) is not names.ReduceScatter:
+            self.refuse("it has its own reduce-scatter")
+        if get("_all_reduce_hook") is not None:
+            self.refuse("it has an all-reduce hook")
+        if get("unshard_async_op"):
+            self.refuse("it gathers asynchronously")
+        params = list(self.world.interp.iterate(get("fsdp_params")))
+        for param in params:
+            self._check_param(param)
+        self.context = get("comm_ctx")
+        first = all(other.context is not self.context for other in self.world.sharded_groups.values())
+        if self._is_open() or (first and self._has_forwards()):
+            self.refuse("an evaluation before the step has left its parameters gathered", NOT_FINAL)
+        for param in params:
+            self._unshard_in_graph(param)
+
+    def _check_param(self, param: Any) -> None:
+        record = self.world.heap.record_of(param)
+        real = record.real
+        if self.get("is_dtensor", param) or self.get("fsdp_placement", param).dim != 0:
+            self.refuse("a parameter is a DTensor, or not sharded along its first dimension")
+        for name in ("_unsharded_param", "_sharded_param_data"):
+            if name in vars(real):
+                self.world.heap.guard("is", self.world.heap.sources.attr(record.base, name), vars(real)[name])
+        if not hasattr(real, "_unsharded_param"):
+            self.refuse("it has not been used yet; until then steps run eagerly", NOT_FINAL)
+        sharded = compat.local_of(real.sharded_param)
+        if hasattr(sharded, "fsdp_pre_all_gather") or len(real.all_gather_outputs) != 1:
+            self.refuse("a parameter has its own all-gather")
+        shared = compat.storage_address(real._sharded_param_data) == compat.storage_address(sharded)
+        if not shared and sharded.numel():
+            self.refuse("a parameter was replaced", NOT_FINAL)
+
+    def _unshard_in_graph(self, param: Any) -> None:
+        """Makes the gathered parameter a tensor of the graph, without contents."""
+        heap = self.world.heap
+        record = heap.record_of(param)
+        real = record.real._unsharded_param
+        place = heap.sources.const(real, heap.sources.attr(record.base, "_unsharded_param").label)
+        for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+            if getattr(real, name):
+                self.refuse("a gathered parameter has a hook")
+            heap.guard("is", heap.sources.slot(place, name), getattr(real, name))
+        heap.guard("equal", heap.sources.slot(place, "requires_grad"), real.requires_grad)
+        with torch.no_grad():
+            fake = torch.empty(real.shape, dtype=real.dtype)
+        fake.requires_grad_(real.requires_grad)
+        fake._is_param = True
+        heap.register(LeafRecord(heap, real, fake, place))
+
+    def _is_open(self) -> bool:
+        """Returns True while the parameters are gathered, or between a forward and the end of its backward."""
+        get = self.get
+        sharded = get("_sharded_state") is self.names.SHARDED and get("_all_gather_result") is None
+        return not sharded or get("_training_state") is not self.names.IDLE
+
+    def _has_forwards(self) -> bool:
+        """Returns True if a group of the same model has had a forward that no backward has followed."""
+        forwards = self.get("post_forward_order", self.context)
+        return bool(self.world.interp.call(len, (forwards,), {}) != 0)
+
+    def check_end(self) -> None:
+        """Refuses a step that leaves the group between a forward and the end of its backward."""
+        if self._is_open() or self._has_forwards():
+            self.refuse("the step ends between a forward and the end of its backward")
+
+
+def _flat(param: Any, get: Callable[..., Any]) -> torch.Tensor:
+    """Returns what a process sends of a parameter: its rows, as many as the first process has."""
+    local = compat.local_of(get("sharded_param", param)).detach().reshape(-1)
+    missing = get("padded_sharded_param_size", param).numel() - local.numel()
+    padded = torch.cat([local, local.new_zeros(missing)]) if missing else local
+    dtype = get("param_dtype", param)
+    return padded if dtype is None else padded.to(dtype)
+
+
+@registry.late
+def _with_fully_shard() -> bool:
+    """Registers the interceptors once the program has imported ``fully_shard``."""
+    names = compat.fully_sharded_names()
+    if names is None:
+        return False
+
+    def known(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Checks a group before the capture interprets the method."""
+        if id(args[0]) not in world.sharded_groups:
+            world.sharded_groups[id(args[0])] = _Group(world, names, args[0])
+        return ABSENT
+
+    for name in ("unshard", "wait_for_unshard", "reshard", "pre_forward", "post_forward", "pre_backward", "post_backward"):
+        registry.intercept(getattr(names.Group, name))(known)
+
+    @registry.intercept(names.Group._use_post_forward_mesh.fget)
+    def use_post_forward_mesh(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        return False  # a group with another mesh is refused
+
+    @registry.intercept(names.State._lazy_init)
+    def lazy_init(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if world.interp.getattr(args[0], "_is_root") is None:
+            reason = "a fully sharded module is prepared in its first forward; until then steps run eagerly"
+            refuse_whole(NOT_FINAL, reason, world.locate())
+
+    @registry.intercept(names.State._register_root_post_backward_final_callback)
+    def at_end_of_backward(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        (state,), interp = args, world.interp
+        context = interp.getattr(state, "_state_ctx")
+        if not interp.getattr(context, "post_backward_final_callback_queued"):
+            interp.setattr(context, "post_backward_final_callback_queued", True)
+            finish = interp.getattr(state, "_root_post_backward_final_callback")
+            compat.after_backward(world.heap.reenter(finish))
+
+    @registry.intercept(names.start_all_gather)
+    def start_all_gather(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Starts to gather a group's parameters; they are sent one after another."""
+        params, group = list(world.interp.iterate(args[0])), args[1]
+        with torch.no_grad():
+            pieces = [_flat(param, lambda name, owner: world.interp.getattr(owner, name)) for param in params]
+            sizes = [piece.numel() for piece in pieces]
+            if len({piece.dtype for piece in pieces}) != 1:
+                refuse_whole(CODE, "parameters of several dtypes are gathered together", world.locate())
+            with compat.real_world():
+                size = group.size()
+            ops = compat.functional_collectives()
+            started = ops.all_gather_into_tensor(torch.cat(pieces), size, group.group_name)
+        dtypes = [[piece.dtype] for piece in pieces]
+        return names.AllGatherResult(started, None, None, dtypes, [[each] for each in sizes], sizes)
+
+    @registry.intercept(names.finish_all_gather)
+    def finish_all_gather(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Waits for gathered parameters and writes them to the tensors that the modules use."""
+        result, params, group = args[0], list(world.interp.iterate(args[1])), args[2]
+        with compat.real_world():
+            size = group.size()
+        with torch.no_grad():
+            table = compat.functional_collectives().wait_tensor(result.all_gather_output).view(size, -1)
+            for param, piece in zip(params, table.split(result.all_gather_input_split_sizes, 1), strict=True):
+                whole = world.interp.getattr(param, "_unsharded_param")
+                rows = piece.reshape(-1)[: whole.numel()].view(whole.shape)
+                world.tracer.data_of(whole).copy_(rows)
+
+    @registry.intercept(names.fill_reduce_scatter)
+    def fill_reduce_scatter(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Writes gradients to the buffer that is reduced: for each process, its rows of every gradient."""
+        gradients, buffer, size = args
+        with torch.no_grad():
+            chunks = torch._chunk_cat(list(world.interp.iterate(gradients)), 0, size)
+            buffer.view(size, -1).copy_(chunks)
+
+    def nothing(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Does nothing: the memory of a gathered parameter belongs to the graph."""
+
+    for name in ("init_unsharded_param", "alloc_all_gather_outputs", "free_unsharded_param"):
+        registry.intercept(getattr(names.Param, name))(nothing)
+
+    @registry.intercept(names.Param.to_sharded_dtensor)
+    def to_sharded_dtensor(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        param, tensor = args
+        spec = compat.spec_of(world.heap.record_of(world.interp.getattr(param, "sharded_param")).real)
+        return compat.make_dtensor(tensor, spec, tensor.requires_grad)
+
+    return True
+
+
+@registry.AT_END.append
+def _check_groups(world: TraceWorld) -> None:
+    for group in world.sharded_groups.values():
+        group.check_end()

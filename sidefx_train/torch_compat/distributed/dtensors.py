@@ -1,0 +1,47 @@
+"""``DTensor``: a tensor class over local tensors, with operators that communicate."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+
+def dtensor_class() -> Any:
+    """Returns the class ``DTensor``, ``None`` while nobody has imported it."""
+    return getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+
+
+def is_dtensor(value: Any) -> bool:
+    """Returns True for an instance of exactly ``DTensor``."""
+    cls = dtensor_class()
+    return cls is not None and type(value) is cls
+
+
+def has_dtensor(types: Any) -> bool:
+    """Returns True if ``DTensor`` is among the classes of an operator's arguments."""
+    cls = dtensor_class()
+    return cls is not None and cls in types
+
+
+def needs_derivative(given: Any) -> bool:
+    """Returns True if a ``DTensor`` among nested arguments requires gradients."""
+    return any(is_dtensor(value) and value.requires_grad for value in tree_leaves(given))
+
+
+def make_dtensor(local: torch.Tensor, spec: Any, requires_grad: bool = False) -> Any:
+    """Returns a ``DTensor`` over a local tensor, without history."""
+    return dtensor_class()(local, spec, requires_grad=requires_grad)
+
+
+def local_of(dtensor: Any) -> torch.Tensor:
+    """Returns the local tensor of a ``DTensor``."""
+    local: torch.Tensor = dtensor._local_tensor
+    return local
+
+
+def spec_of(dtensor: Any) -> Any:
+    """Returns what describes how a ``DTensor`` is distributed."""
+    return dtensor._spec

@@ -51,6 +51,7 @@ from sidefx_train.torch_compat.distributed.collectives import OneProcess as OneP
 from sidefx_train.torch_compat.distributed.collectives import coalescing_manager as coalescing_manager
 from sidefx_train.torch_compat.distributed.collectives import collective_name as collective_name
 from sidefx_train.torch_compat.distributed.collectives import communicates_in_cpp as communicates_in_cpp
+from sidefx_train.torch_compat.distributed.collectives import communicates_otherwise as communicates_otherwise
 from sidefx_train.torch_compat.distributed.collectives import default_group as default_group
 from sidefx_train.torch_compat.distributed.collectives import default_group_number as default_group_number
 from sidefx_train.torch_compat.distributed.collectives import functional_collectives as functional_collectives

@@ -101,8 +101,8 @@ def _tokens(generator):
     return torch.randint(11, (2, 5), generator=generator), torch.randint(11, (2, 5), generator=generator)
 
 
-def whole(**options):
-    net = Net()
+def whole(buffers=True, **options):
+    net = Net(buffers)
     fully_shard(net, **options)
     return net
 
@@ -353,9 +353,7 @@ PROGRAMS = {
     "clipping": Program(by_block, clips),
     "clipping, foreach": Program(by_block, clips, optimizer=FOREACH),
     "half": Program(partial(by_block, buffers=False, mp_policy=HALF)),
-    "half, reduced in half": Program(
-        partial(by_block, buffers=False, mp_policy=HALF_REDUCED)
-    ),
+    "half, reduced in half": Program(partial(whole, buffers=False, mp_policy=HALF_REDUCED)),
     "kept gradients": Program(by_block, keeps_gradients),
     "gradients forgotten first": Program(by_block, forgets_gradients_first),
     "accumulation": Program(by_block, accumulates, graphs=3),
@@ -371,11 +369,11 @@ PROGRAMS = {
     "frozen": Program(frozen),
     "without own parameters": Program(without_own_parameters),
     "tied weights": Program(tied, batch=_tokens, loss=entropy, optimizer=MOMENTUM),
-    "loss read at the end": Program(by_block, reads_loss_at_the_end, divided=True),
+    "loss read at the end": Program(by_block, reads_loss_at_the_end),
     "shards": Program(by_block, looks_at_shards),
     "full tensor": Program(by_block, gathers_a_parameter),
     "averages": Program(by_block, averages),
-    "validation": Program(by_block, validates, eager="between a forward and the end of its backward"),
+    "validation": Program(by_block, validates, eager="left its parameters gathered"),
     "loss read between": Program(by_block, reads_loss, eager="between a forward and the end of its backward"),
     "gathered early": Program(by_block, gathers_early, eager="unshard"),
     "replicated": Program(replicated, eager="replicates"),

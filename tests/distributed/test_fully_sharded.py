@@ -72,3 +72,71 @@ def _programs(rank: int, capturing: tuple[int, ...], names: tuple[str, ...]) -> 
         assert not report.breaks and len(report.captures) == program.graphs, f"{name}: {report}"
         waited = sum(each.count for each in report.fallbacks if each.code == "SFX212")
         assert report.replays == CALLS - waited and waited >= 1, f"{name}: {report}"
+
+
+def _evaluated(state: State, call: int) -> None:
+    """Evaluates eagerly before the fourth call, which leaves the root's parameters gathered."""
+    if call == 3:
+        with torch.no_grad():
+            state.seen.append(state.net(torch.ones(2, 4)))
+
+
+def _loaded(state: State, call: int) -> None:
+    """Loads other parameters, some of them as other objects, and changes the learning rate."""
+    if call in (3, 5):
+        values = {name: value * 0.5 if value.is_floating_point() else value for name, value in state.net.state_dict().items()}
+        state.net.load_state_dict(values, assign=call == 5)
+    if call == 4:
+        state.optimizer.param_groups[0]["lr"] = 0.05
+
+
+def _frozen_later(state: State, call: int) -> None:
+    if call == 4:
+        state.net.head.requires_grad_(False)
+
+
+def _synchronized_later(state: State, call: int) -> None:
+    state.net.set_requires_gradient_sync(call % 2 == 1)
+
+
+def _kept_gathered_later(state: State, call: int) -> None:
+    if call == 4:
+        state.net.set_reshard_after_forward(False)
+
+
+def _hooked_later(state: State, call: int) -> None:
+    if call == 4:
+        state.net.blocks[0][0].weight.register_post_accumulate_grad_hook(lambda p: state.seen.append(p.grad.to_local().sum()))
+
+
+CHANGES: dict[Any, tuple[int, int]] = {
+    _evaluated: (1, 2),
+    _loaded: (3, 1),
+    _frozen_later: (2, 2),
+    _synchronized_later: (2, 1),
+    _kept_gathered_later: (2, 1),
+    _hooked_later: (1, 4),
+}
+"""Changes between calls: number of graphs, and of eager steps."""
+
+
+def _changes(rank: int, capturing: tuple[int, ...] = (0, 1)) -> None:
+    for change, (graphs, eager) in CHANGES.items():
+        program = PROGRAMS["blocks"]
+        expected, _ = _trained(program, rank, _plain, change)
+        found, step = _trained(program, rank, _captured if rank in capturing else _plain, change)
+        _check_equal(change.__name__, found, expected)
+        if rank in capturing:
+            report = step.report()
+            assert (len(report.captures), CALLS - report.replays) == (graphs, eager), f"{change.__name__}: {report}"
+
+
+def _through_inductor(rank: int, names: tuple[str, ...], capturing: tuple[int, ...]) -> None:
+    for name in names:
+        program = PROGRAMS[name]
+        expected, _ = _trained(program, rank, _plain)
+        found, step = _trained(program, rank, partial(_captured, backend="inductor") if rank in capturing else _plain)
+        _check_equal(name, found, expected, exact=False)
+        if rank in capturing:
+            report = step.report()
+            assert len(report.captures) == program.graphs and report.replays == CALLS - 1, str(report)

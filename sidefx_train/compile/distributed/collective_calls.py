@@ -267,9 +267,16 @@ def _check_collectives(world: TraceWorld) -> None:
     if any(map(communicates, subgraphs)):
         world.heap.refuse(CODE, "calls collectives in a branch or a loop of the graph")
     for node in world.tracer.graph.nodes:
-        if compat.is_collective(node.target) and not compat.is_known_collective(node.target):
+        if compat.communicates_otherwise(node.target):
             world.heap.refuse(CODE, f"calls {node.target}")
-        if compat.is_collective(node.target) and compat.collective_name(node.target):
+        if not compat.is_collective(node.target):
+            continue
+        if not compat.is_known_collective(node.target):
+            world.heap.refuse(CODE, f"calls {node.target}")
+        name = compat.collective_name(node.target)
+        if name:
             names[node.args[-1]] = None
+            if not any(compat.is_collective(user.target) for user in node.users):
+                world.heap.refuse(CODE, f"ends before it has waited for a collective ({name})")
     for name in names:
         guard_named(world, name)

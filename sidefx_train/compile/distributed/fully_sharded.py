@@ -7,6 +7,8 @@ parameter is a tensor of the graph, which both gathers of a step write to: its m
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -22,6 +24,18 @@ if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
 
 NOT_FINAL = "SFX212"
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_METHODS = (
+    "unshard",
+    "wait_for_unshard",
+    "reshard",
+    "pre_forward",
+    "post_forward",
+    "pre_backward",
+    "post_backward",
+    "_prefetch_unshard",
+)
+"""Methods of a group at which the capture may meet it first."""
 
 
 class _Group:
@@ -80,41 +94,54 @@ class _Group:
         if self._is_open() or (first and self._has_forwards()):
             self.refuse("an evaluation before the step has left its parameters gathered", NOT_FINAL)
         for param in params:
-            self._unshard_in_graph(param)
+            self._gather_in_graph(param)
 
     def _check_param(self, param: Any) -> None:
         record = self.world.heap.record_of(param)
         real = record.real
         if self.get("is_dtensor", param) or self.get("fsdp_placement", param).dim != 0:
             self.refuse("a parameter is a DTensor, or not sharded along its first dimension")
-        for name in ("_unsharded_param", "_sharded_param_data"):
-            if name in vars(real):
-                self.world.heap.guard("is", self.world.heap.sources.attr(record.base, name), vars(real)[name])
-        if not hasattr(real, "_unsharded_param"):
-            self.refuse("it has not been used yet; until then steps run eagerly", NOT_FINAL)
+        self._guard_tensor(record, "_sharded_param_data")
         sharded = compat.local_of(real.sharded_param)
-        if hasattr(sharded, "fsdp_pre_all_gather") or len(real.all_gather_outputs) != 1:
+        self.get("sharded_param", param)
+        if hasattr(sharded, "fsdp_pre_all_gather") or type(real._sharded_param_data) is not torch.Tensor:
             self.refuse("a parameter has its own all-gather")
         shared = compat.storage_address(real._sharded_param_data) == compat.storage_address(sharded)
-        if not shared and sharded.numel():
-            self.refuse("a parameter was replaced", NOT_FINAL)
+        if sharded.numel() and not shared:
+            self.refuse("a parameter has been replaced since the last step", NOT_FINAL)
+        gathered = self._guard_tensor(record, "_unsharded_param")
+        if gathered is None:
+            self.refuse("it has not been used yet; until then steps run eagerly", NOT_FINAL)
+        heap = self.world.heap
+        for name in _HOOKS:
+            heap.guard("is", heap.sources.slot(gathered, name), getattr(real._unsharded_param, name))
+            if getattr(real._unsharded_param, name):
+                self.refuse("a gathered parameter has a hook")
+        trains = real._unsharded_param.requires_grad
+        heap.guard("equal", heap.sources.slot(gathered, "requires_grad"), trains)
+        if trains is not real.sharded_param.requires_grad:
+            self.refuse("a parameter has been frozen, or trains again, since the last step", NOT_FINAL)
 
-    def _unshard_in_graph(self, param: Any) -> None:
+    def _guard_tensor(self, record: Any, name: str) -> Any:
+        """Guards which tensor an attribute is; returns its source, ``None`` if there is none."""
+        heap = self.world.heap
+        if name not in vars(record.real):
+            heap.guard("absent", record.base, name)
+            return None
+        source = heap.sources.attr(record.base, name)
+        heap.guard("is", source, vars(record.real)[name])
+        return heap.sources.const(vars(record.real)[name], source.label)
+
+    def _gather_in_graph(self, param: Any) -> None:
         """Makes the gathered parameter a tensor of the graph, without contents."""
         heap = self.world.heap
         record = heap.record_of(param)
         real = record.real._unsharded_param
-        place = heap.sources.const(real, heap.sources.attr(record.base, "_unsharded_param").label)
-        for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
-            if getattr(real, name):
-                self.refuse("a gathered parameter has a hook")
-            heap.guard("is", heap.sources.slot(place, name), getattr(real, name))
-        heap.guard("equal", heap.sources.slot(place, "requires_grad"), real.requires_grad)
         with torch.no_grad():
             fake = torch.empty(real.shape, dtype=real.dtype)
         fake.requires_grad_(real.requires_grad)
         fake._is_param = True
-        heap.register(LeafRecord(heap, real, fake, place))
+        heap.register(LeafRecord(heap, real, fake, self._guard_tensor(record, "_unsharded_param")))
 
     def _is_open(self) -> bool:
         """Returns True while the parameters are gathered, or between a forward and the end of its backward."""
@@ -142,6 +169,16 @@ def _flat(param: Any, get: Callable[..., Any]) -> torch.Tensor:
     return padded if dtype is None else padded.to(dtype)
 
 
+def _natively(method: Any) -> None:
+    """Has a method of ``DTensor`` run on shadows; its autograd functions differentiate nothing then."""
+
+    @registry.intercept(method)
+    def called(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if torch.is_grad_enabled() and compat.needs_derivative(args[:1]):
+            refuse_whole(CODE, f"calls DTensor.{method.__name__} while autograd is on", world.locate())
+        return world.guarded(method, args, kwargs)
+
+
 @registry.late
 def _with_fully_shard() -> bool:
     """Registers the interceptors once the program has imported ``fully_shard``."""
@@ -155,8 +192,24 @@ def _with_fully_shard() -> bool:
             world.sharded_groups[id(args[0])] = _Group(world, names, args[0])
         return ABSENT
 
-    for name in ("unshard", "wait_for_unshard", "reshard", "pre_forward", "post_forward", "pre_backward", "post_backward"):
+    for name in _METHODS:
         registry.intercept(getattr(names.Group, name))(known)
+
+    @registry.intercept(names.Group.lazy_init)
+    def prepare_group(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
+        refuse_whole(CODE, "calls unshard() of a fully sharded module", world.locate())
+
+    listens = functools.partial(names.logger.isEnabledFor, logging.DEBUG)
+
+    @registry.intercept(logging.Logger.debug)
+    def debug(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Skips torch's messages on what these hooks do, unless somebody listens."""
+        record = world.heap.record_of(args[0])
+        if record is None or record.real is not names.logger:
+            return ABSENT
+        source = world.heap.sources.call(world.heap.sources.const(listens, "the log level of fully_shard"))
+        world.heap.guard("equal", source, listens())
+        return ABSENT if listens() else None
 
     @registry.intercept(names.Group._use_post_forward_mesh.fget)
     def use_post_forward_mesh(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -180,7 +233,9 @@ def _with_fully_shard() -> bool:
     @registry.intercept(names.start_all_gather)
     def start_all_gather(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Starts to gather a group's parameters; they are sent one after another."""
-        params, group = list(world.interp.iterate(args[0])), args[1]
+        params, group, asynchronous = list(world.interp.iterate(args[0])), args[1], args[2]
+        if asynchronous:
+            refuse_whole(CODE, "gathers parameters of a fully sharded module asynchronously", world.locate())
         with torch.no_grad():
             pieces = [_flat(param, lambda name, owner: world.interp.getattr(owner, name)) for param in params]
             sizes = [piece.numel() for piece in pieces]
@@ -217,6 +272,8 @@ def _with_fully_shard() -> bool:
     def nothing(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Does nothing: the memory of a gathered parameter belongs to the graph."""
 
+    for name in ("to_local", "full_tensor", "redistribute"):
+        _natively(getattr(compat.dtensor_class(), name))
     for name in ("init_unsharded_param", "alloc_all_gather_outputs", "free_unsharded_param"):
         registry.intercept(getattr(names.Param, name))(nothing)
 

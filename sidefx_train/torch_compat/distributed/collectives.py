@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd")
+_OTHER_NAMESPACES = ("c10d", "_dtensor")
 _WAIT = "wait_tensor"
 _BARRIER = "sidefx::barrier"
 _STARTS = frozenset({"all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "broadcast", "all_to_all_single"})
@@ -48,6 +49,11 @@ def is_collective(target: Any) -> bool:
 
 def _is_barrier(target: Any) -> bool:
     return bool(target._name == _BARRIER)
+
+
+def communicates_otherwise(target: Any) -> bool:
+    """Returns True for operators that communicate, of other kinds than functional collectives."""
+    return isinstance(target, torch._ops.OpOverload) and target.namespace in _OTHER_NAMESPACES
 
 
 def is_known_collective(target: Any) -> bool:

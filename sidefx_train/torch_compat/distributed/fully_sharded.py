@@ -28,7 +28,7 @@ class FullyShardedNames:
         self.start_all_gather: Any = groups.foreach_all_gather
         self.finish_all_gather: Any = groups.foreach_all_gather_copy_out
         self.fill_reduce_scatter: Any = collectives.foreach_reduce_scatter_copy_in
-        self.state_of_module: Any = states._get_module_fsdp_state
+        self.logger: Any = groups.logger
 
 
 def fully_sharded_names() -> FullyShardedNames | None:

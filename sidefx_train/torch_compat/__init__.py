@@ -4,6 +4,7 @@ Checked against torch 2.11 to 2.15. Nothing else in the package imports a torch 
 underscore or from an experimental module, so only this folder must be reviewed to support a torch release.
 """
 
+from sidefx_train.torch_compat.autograd import ENGINE as ENGINE
 from sidefx_train.torch_compat.autograd import FUNCTION_APPLY as FUNCTION_APPLY
 from sidefx_train.torch_compat.autograd import NODES_BY_OPERATION as NODES_BY_OPERATION
 from sidefx_train.torch_compat.autograd import PLAIN_VIEW as PLAIN_VIEW
@@ -64,6 +65,7 @@ from sidefx_train.torch_compat.distributed.collectives import is_collective as i
 from sidefx_train.torch_compat.distributed.collectives import is_known_collective as is_known_collective
 from sidefx_train.torch_compat.distributed.collectives import size_of_group as size_of_group
 from sidefx_train.torch_compat.distributed.collectives import size_of_named_group as size_of_named_group
+from sidefx_train.torch_compat.distributed.dtensors import copy_gradient_dtype as copy_gradient_dtype
 from sidefx_train.torch_compat.distributed.dtensors import dtensor_class as dtensor_class
 from sidefx_train.torch_compat.distributed.dtensors import has_dtensor as has_dtensor
 from sidefx_train.torch_compat.distributed.dtensors import is_dtensor as is_dtensor

@@ -182,6 +182,9 @@ def share_version_counter(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 asks_for_execution = torch._C._will_engine_execute_node
 
+ENGINE = type(torch.autograd.Variable._execution_engine)
+"""Class of autograd's engine."""
+
 number_of_backward = torch._C._current_graph_task_id
 
 

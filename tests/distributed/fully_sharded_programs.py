@@ -68,8 +68,11 @@ class State:
 
 def _of_group(state: Any) -> list[Any]:
     context = state._comm_ctx
-    found = [state._training_state, len(context.post_forward_order), len(context.reduce_scatter_states)]
-    for group in state._fsdp_param_groups:
+    found = [state._training_state, len(context.post_forward_order), context.all_gather_state]
+    groups = getattr(state, "_fsdp_param_groups", None)  # one group before torch 2.12
+    for group in [state._fsdp_param_group] if groups is None else groups:
+        if group is None:
+            continue
         found += [group._sharded_state, group._training_state, group._all_gather_result, group._post_forward_indices]
         for param in group.fsdp_params:
             found += [param.sharded_state, *plain(param._unsharded_param.grad), *plain(param.unsharded_accumulated_grad)]

@@ -69,6 +69,8 @@ class _Group:
     def _check(self) -> None:
         """Refuses what torch does and this module does not record, and groups that are not ready."""
         names, get = self.names, self.get
+        if not names.known:
+            self.refuse("this release of torch gathers parameters in another way")
         if get("device").type != "cpu":
             self.refuse("its parameters are not on the CPU")
         mesh = get("mesh_info")
@@ -113,6 +115,8 @@ class _Group:
         if gathered is None:
             self.refuse("it has not been used yet; until then steps run eagerly", NOT_FINAL)
         heap = self.world.heap
+        if hasattr(real._unsharded_param, "grad_dtype"):
+            heap.guard("equal", heap.sources.slot(gathered, "grad_dtype"), real._unsharded_param.grad_dtype)
         for name in _HOOKS:
             heap.guard("is", heap.sources.slot(gathered, name), getattr(real._unsharded_param, name))
             if getattr(real._unsharded_param, name):
@@ -140,6 +144,7 @@ class _Group:
         with torch.no_grad():
             fake = torch.empty(real.shape, dtype=real.dtype)
         fake.requires_grad_(real.requires_grad)
+        compat.copy_gradient_dtype(real, fake)
         fake._is_param = True
         heap.register(LeafRecord(heap, real, fake, self._guard_tensor(record, "_unsharded_param")))
 
@@ -221,14 +226,13 @@ def _with_fully_shard() -> bool:
             reason = "a fully sharded module is prepared in its first forward; until then steps run eagerly"
             refuse_whole(NOT_FINAL, reason, world.locate())
 
-    @registry.intercept(names.State._register_root_post_backward_final_callback)
-    def at_end_of_backward(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        (state,), interp = args, world.interp
-        context = interp.getattr(state, "_state_ctx")
-        if not interp.getattr(context, "post_backward_final_callback_queued"):
-            interp.setattr(context, "post_backward_final_callback_queued", True)
-            finish = interp.getattr(state, "_root_post_backward_final_callback")
-            compat.after_backward(world.heap.reenter(finish))
+    @registry.intercept(compat.ENGINE.queue_callback)
+    def at_end_of_backward(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        frame = world.interp.current_frame
+        if frame is None or not str(frame.globals.get("__name__")).startswith(names.package):
+            return ABSENT
+        compat.after_backward(world.heap.reenter(args[1]))
+        return None
 
     @registry.intercept(names.start_all_gather)
     def start_all_gather(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -251,6 +255,8 @@ def _with_fully_shard() -> bool:
     @registry.intercept(names.finish_all_gather)
     def finish_all_gather(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Waits for gathered parameters and writes them to the tensors that the modules use."""
+        if kwargs:
+            refuse_whole(CODE, "gathers parameters in a way of its own", world.locate())
         result, params, group = args[0], list(world.interp.iterate(args[1])), args[2]
         with compat.real_world():
             size = group.size()
@@ -280,7 +286,9 @@ def _with_fully_shard() -> bool:
     @registry.intercept(names.Param.to_sharded_dtensor)
     def to_sharded_dtensor(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         param, tensor = args
-        spec = compat.spec_of(world.heap.record_of(world.interp.getattr(param, "sharded_param")).real)
+        spec = compat.spec_of(world.interp.getattr(param, "sharded_param"))
+        if spec.tensor_meta.dtype is not tensor.dtype:
+            refuse_whole(CODE, "gradients of a fully sharded module have another dtype", world.locate())
         return compat.make_dtensor(tensor, spec, tensor.requires_grad)
 
     return True

@@ -36,6 +36,13 @@ def make_dtensor(local: torch.Tensor, spec: Any, requires_grad: bool = False) ->
     return dtensor_class()(local, spec, requires_grad=requires_grad)
 
 
+def copy_gradient_dtype(leaf: torch.Tensor, into: torch.Tensor) -> None:
+    """Copies the dtype of gradients of a leaf, where it is not that of the leaf itself (torch 2.10 or later)."""
+    dtype = getattr(leaf, "grad_dtype", leaf.dtype)
+    if dtype is not leaf.dtype:
+        into.grad_dtype = dtype  # type: ignore[attr-defined, unused-ignore]
+
+
 def local_of(dtensor: Any) -> torch.Tensor:
     """Returns the local tensor of a ``DTensor``."""
     local: torch.Tensor = dtensor._local_tensor

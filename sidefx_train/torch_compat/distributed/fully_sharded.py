@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from typing import Any
 
 _PACKAGE = "torch.distributed.fsdp._fully_shard"
+_START = [
+    "fsdp_params",
+    "group",
+    "async_op",
+    "all_gather_copy_in_stream",
+    "all_gather_stream",
+    "device",
+    "all_gather_comm",
+]
+_FINISH = ["all_gather_result", "fsdp_params", "group"]
+_FILL = ["unsharded_grads", "reduce_scatter_input", "world_size"]
+"""Parameters of the functions that are replaced."""
 
 
 class FullyShardedNames:
-    """Private names of the package of ``fully_shard``, which the program has imported."""
+    """Private names of the package of ``fully_shard``, which the program has imported.
+
+    Attributes:
+        known: the functions that communicate have the parameters that this library knows.
+    """
+
+    package = _PACKAGE
 
     def __init__(self) -> None:
         groups, params = sys.modules[f"{_PACKAGE}._fsdp_param_group"], sys.modules[f"{_PACKAGE}._fsdp_param"]
@@ -29,6 +48,15 @@ class FullyShardedNames:
         self.finish_all_gather: Any = groups.foreach_all_gather_copy_out
         self.fill_reduce_scatter: Any = collectives.foreach_reduce_scatter_copy_in
         self.logger: Any = groups.logger
+        self.known = (
+            _parameters(self.start_all_gather) == _START
+            and _parameters(self.finish_all_gather)[:3] == _FINISH
+            and _parameters(self.fill_reduce_scatter) == _FILL
+        )
+
+
+def _parameters(fn: Any) -> list[str]:
+    return list(inspect.signature(fn).parameters)
 
 
 def fully_sharded_names() -> FullyShardedNames | None:

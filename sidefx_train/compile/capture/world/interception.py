@@ -78,7 +78,7 @@ class Interception:
         return ABSENT
 
     def _registered(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Asks the interceptors of a class, a C function, a class method in C or a method of a tensor."""
+        """Asks the interceptors of a class, a C function, a class method in C or a method of a tensor or of autograd's engine."""
         cls = type(fn)
         if safe_isinstance(fn, type) or (cls in HASHABLE and safe_isinstance(attribute_of(fn, "__self__"), NO_OWNER)):
             handler = registry.INTERCEPTORS.get(fn)
@@ -91,6 +91,8 @@ class Interception:
             handler = registry.INTERCEPTORS.get(class_method_of(fn))
         elif type(fn.__self__) is compat.FakeTensor:
             handler = registry.INTERCEPTORS.get(getattr(torch.Tensor, fn.__name__, None))
+        elif type(fn.__self__) is compat.ENGINE:
+            handler = registry.INTERCEPTORS.get(getattr(compat.ENGINE, fn.__name__, None))
         else:
             return ABSENT
         return ABSENT if handler is None else handler(self.world, (fn.__self__, *args), kwargs)

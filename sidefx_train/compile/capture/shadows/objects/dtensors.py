@@ -48,6 +48,7 @@ def dtensor_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
     fake = heap.shadow(local, heap.sources.slot(place, "_local_tensor"))
     with compat.no_recording():
         shadow = compat.make_dtensor(fake, spec, real.requires_grad)
+    compat.copy_gradient_dtype(real, shadow)
     if parameter:
         shadow._is_param = True
     return heap.register(LeafRecord(heap, real, shadow, place))

@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
 
 from tests.distributed.data_parallel_programs import TinyGPT, entropy, square
@@ -169,6 +170,11 @@ def hooked():
     return net
 
 
+def tensor_parallel():
+    net = nn.Sequential(nn.Linear(4, 6), nn.GELU(), nn.Linear(6, 1))
+    return parallelize_module(net, init_device_mesh("cpu", (2,)), {"0": ColwiseParallel(), "2": RowwiseParallel()})
+
+
 def tied():
     net = TinyGPT()
     fully_shard(net)
@@ -300,6 +306,13 @@ def gathers_early(s: State, x, y):
     train(s, x, y)
 
 
+def regularizes(s: State, x, y):
+    loss = s.loss(s.net(x), y) + s.net.blocks[0][0].weight.square().sum().full_tensor()
+    loss.backward()
+    s.optimizer.step()
+    s.optimizer.zero_grad()
+
+
 def averages(s: State, x, y):
     train(s, x, y)
     with torch.no_grad():
@@ -367,7 +380,6 @@ PROGRAMS = {
     "two forwards": Program(by_block, two_forwards),
     "scheduler": Program(by_block, scheduled),
     "checkpointing": Program(checkpointed),
-    "several modules in a group": Program(grouped),
     "prefetching": Program(prefetching),
     "frozen": Program(frozen),
     "without own parameters": Program(without_own_parameters),
@@ -379,7 +391,10 @@ PROGRAMS = {
     "validation": Program(by_block, validates, eager="left its parameters gathered"),
     "loss read between": Program(by_block, reads_loss, eager="between a forward and the end of its backward"),
     "gathered early": Program(by_block, gathers_early, eager="unshard"),
+    "several modules in a group": Program(grouped, eager="several modules"),
     "replicated": Program(replicated, eager="replicates"),
+    "tensor parallel": Program(tensor_parallel, eager="DTensor"),
+    "regularized": Program(by_block, regularizes, eager="requires gradients"),
     "offloaded": Program(partial(whole, offload_policy=CPUOffloadPolicy(pin_memory=False)), eager="offloaded"),
     "all-reduce hook": Program(hooked, eager="all-reduce hook"),
 }

@@ -73,10 +73,13 @@ class _Group:
             self.refuse("this release of torch gathers parameters in another way")
         if get("device").type != "cpu":
             self.refuse("its parameters are not on the CPU")
+        if len(get("modules")) > 1:
+            self.refuse("several modules are sharded together")
         mesh = get("mesh_info")
         if type(mesh) is not names.MeshInfo or get("shard_mesh_size", mesh) == 1:
             self.refuse("its mesh replicates parameters, or has one process")
-        if get("post_forward_mesh_info") not in (None, mesh):
+        resharded = get("post_forward_mesh_info")
+        if resharded is not None and resharded is not mesh:
             self.refuse("reshard_after_forward is a number of processes")
         if type(get("offload_policy")) is not names.OffloadPolicy:
             self.refuse("its parameters are offloaded")
@@ -255,7 +258,7 @@ def _with_fully_shard() -> bool:
     @registry.intercept(names.finish_all_gather)
     def finish_all_gather(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Waits for gathered parameters and writes them to the tensors that the modules use."""
-        if kwargs:
+        if any(value is not names.default_copy_out for value in kwargs.values()):
             refuse_whole(CODE, "gathers parameters in a way of its own", world.locate())
         result, params, group = args[0], list(world.interp.iterate(args[1])), args[2]
         with compat.real_world():

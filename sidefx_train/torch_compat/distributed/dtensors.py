@@ -36,11 +36,16 @@ def make_dtensor(local: torch.Tensor, spec: Any, requires_grad: bool = False) ->
     return dtensor_class()(local, spec, requires_grad=requires_grad)
 
 
+def gradient_dtype(leaf: torch.Tensor) -> torch.dtype | None:
+    """Returns the dtype that gradients of a leaf must have; ``None`` for any."""
+    return getattr(leaf, "grad_dtype", leaf.dtype)
+
+
 def copy_gradient_dtype(leaf: torch.Tensor, into: torch.Tensor) -> None:
-    """Copies the dtype of gradients of a leaf, where it is not that of the leaf itself (torch 2.10 or later)."""
-    dtype = getattr(leaf, "grad_dtype", leaf.dtype)
+    """Copies the dtype of gradients of a leaf, where it is not that of the leaf itself."""
+    dtype = gradient_dtype(leaf)
     if dtype is not leaf.dtype:
-        into.grad_dtype = dtype  # type: ignore[attr-defined, unused-ignore]
+        into.grad_dtype = dtype
 
 
 def local_of(dtensor: Any) -> torch.Tensor:

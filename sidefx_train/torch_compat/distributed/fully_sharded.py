@@ -46,6 +46,7 @@ class FullyShardedNames:
         self.AllGatherResult: Any = collectives.AllGatherResult
         self.start_all_gather: Any = groups.foreach_all_gather
         self.finish_all_gather: Any = groups.foreach_all_gather_copy_out
+        self.default_copy_out: Any = getattr(collectives, "_default_all_gather_output_fn", None)
         self.fill_reduce_scatter: Any = collectives.foreach_reduce_scatter_copy_in
         self.logger: Any = groups.logger
         self.known = (

@@ -26,6 +26,7 @@ from sidefx_train.compile.capture.recording.eager_parity.memory_overlap import c
 from sidefx_train.compile.capture.recording.eager_parity.resize import enlarged, resized, set_layout
 from sidefx_train.compile.capture.recording.eager_parity.view_history import check_strided
 from sidefx_train.compile.capture.recording.number_probes import Probes
+from sidefx_train.compile.common.distributed_models import CODE, refuse_whole
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.thread_warnings import no_warnings
 from sidefx_train.compile.graph.artifacts import CALLED, DERIVED, FORWARD, HIDDEN_FROM_AUTOGRAD, LINE, NO_GRAD
@@ -121,8 +122,8 @@ class RepeatingMode(compat.RecordingMode):
     def _dispatch_dtensors(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Leaves an operator of ``DTensor`` objects to torch: it calls that of local tensors, and communicates."""
         if torch.is_grad_enabled() and compat.needs_derivative((args, kwargs)):
-            reason = "computes with a DTensor that requires gradients while autograd is on"
-            raise Unsupported("SFX109", reason, self.graph_tracer.locate())
+            reason = "computes with a DTensor that requires gradients, whose derivative may communicate"
+            refuse_whole(CODE, reason, self.graph_tracer.locate())
         args, kwargs, given = self.probes.given_to_dtensors(args, kwargs)
         if not given:
             return NotImplemented

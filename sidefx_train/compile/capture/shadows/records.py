@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.common.plain_values import CONTAINERS, base_container, is_set, slot_names
 from sidefx_train.compile.common.sentinels import ABSENT
@@ -138,6 +139,7 @@ class LeafRecord(Record):
     Attributes:
         grad: gradient at entry, or one of the marks for a gradient that was not read.
         requires_grad: at entry.
+        gradient_dtype: dtype of its gradients at entry.
     """
 
     NOTES = ("grad",)
@@ -146,6 +148,7 @@ class LeafRecord(Record):
         super().__init__(heap, real, shadow, source)
         self.grad: Any = UNREAD
         self.requires_grad = real.requires_grad
+        self.gradient_dtype = compat.gradient_dtype(real)
 
     def reset(self) -> None:
         if self.grad is OVERWRITTEN:

@@ -276,6 +276,8 @@ def has_history_of_base(world: CaptureContext, record: TensorRecord) -> bool:
 def _leaf(record: LeafRecord) -> list[Effect]:
     if record.shadow.requires_grad != record.requires_grad:
         record.heap.refuse("SFX111", f"sets {record.source.label}.requires_grad")
+    if compat.gradient_dtype(record.shadow) is not record.gradient_dtype:
+        record.heap.refuse("SFX111", f"sets {record.source.label}.grad_dtype")
     if record.grad is UNREAD or record.shadow.grad is record.grad:
         return []
     return [Effect("set_grad", record.source, None, record.shadow.grad)]

@@ -21,7 +21,7 @@ from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue
 from sidefx_train.compile.capture.shadows.definition_tracking import IMMUTABLE_CLASS
 from sidefx_train.compile.capture.shadows.objects import weak_references
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
-from sidefx_train.compile.capture.shadows.records import InstanceRecord, TensorRecord
+from sidefx_train.compile.capture.shadows.records import InstanceRecord, LeafRecord, TensorRecord
 from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
 from sidefx_train.compile.capture.world.native_calls import (
     builtin_methods,
@@ -326,6 +326,9 @@ class Attributes:
                 if name == "grad":
                     self.heap.overwrite_grad(obj)
                 setattr(obj, name, builtin_methods.concrete(value) if type(value) is torch.SymBool else value)
+                return True
+            if name == "grad_dtype" and safe_isinstance(self.heap.record_of(obj), LeafRecord):
+                setattr(obj, name, value)
                 return True
             return False
         if compat.is_dtensor(obj) and name == "grad":

@@ -205,6 +205,7 @@ class TraceWorld(CaptureWorldAPI):
             for wrapper in self.wrappers.values():
                 wrapper.close()
             self.wrappers.clear()
+            self.sharded_groups.clear()
             self.heap.retire()
             for context in reversed(self.inference):
                 guard = vars(context).get("_inference_mode_context")

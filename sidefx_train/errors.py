@@ -61,8 +61,8 @@ CODES: dict[str, tuple[str, str]] = {
         "No action needed: the step ran eagerly, and the next one is captured.",
     ),
     "SFX212": (
-        "gradient buckets are not final",
-        "No action needed: DistributedDataParallel chooses its buckets in the first two iterations.",
+        "a distributed model is not ready",
+        "No action needed: the step ran eagerly, as on every rank, and a later one is captured.",
     ),
     "SFX213": (
         "a lazy module has not seen a batch",

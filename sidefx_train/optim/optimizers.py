@@ -50,7 +50,11 @@ def _state_before_the_trace(world: TraceWorld, args: tuple[Any, ...], kwargs: di
     state_record = world.heap.dict_record(state)
     if state_record is None or state_record.filled:
         return ABSENT
-    missing = [p for p in map(world.heap.record_of, params) if isinstance(p, (TensorRecord, LeafRecord)) and _lacks(state_record, p)]
+    missing = [
+        p
+        for p in map(world.heap.record_of, params)
+        if isinstance(p, (TensorRecord, LeafRecord)) and _lacks(state_record, p)
+    ]
     if not missing:
         return ABSENT
     made, flags = _first_step(record.real, _real_group(world, group), missing)
@@ -91,7 +95,7 @@ def _settle_flags(world: TraceWorld, record: InstanceRecord, flags: dict[str, bo
         world.pending_state.append((lambda: vars(optimizer).update(flags), lambda: vars(optimizer).update(before)))
 
 
-def _lacks(state: DictRecord, param: TensorRecord) -> bool:
+def _lacks(state: DictRecord, param: TensorRecord | LeafRecord) -> bool:
     param.heap.read_grad(param.shadow)
     if param.shadow.grad is None or param.shadow in state.shadow or param.shadow in state.missing:
         return False
@@ -99,7 +103,7 @@ def _lacks(state: DictRecord, param: TensorRecord) -> bool:
 
 
 def _first_step(
-    optimizer: Optimizer, group: dict[str, Any], params: list[TensorRecord]
+    optimizer: Optimizer, group: dict[str, Any], params: list[TensorRecord | LeafRecord]
 ) -> tuple[dict[Any, dict[str, Any]], dict[str, bool]]:
     """Returns what the first step would leave in the optimizer: state by real parameter, and the flags it clears."""
     init = type(optimizer)._init_group

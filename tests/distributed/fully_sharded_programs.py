@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -9,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
@@ -76,7 +77,11 @@ def _of_group(state: Any) -> list[Any]:
             continue
         found += [group._sharded_state, group._training_state, group._all_gather_result, group._post_forward_indices]
         for param in group.fsdp_params:
-            found += [param.sharded_state, *plain(param._unsharded_param.grad), *plain(param.unsharded_accumulated_grad)]
+            found += [
+                param.sharded_state,
+                *plain(param._unsharded_param.grad),
+                *plain(param.unsharded_accumulated_grad),
+            ]
             found.append([each.untyped_storage().size() for each in param.all_gather_outputs])
             found.append(getattr(param._module_info.module, param._module_info.param_name) is param.sharded_param)
     return found
@@ -285,6 +290,17 @@ def reads_loss_at_the_end(s: State, x, y):
     s.seen.append(loss.detach() * 2)
 
 
+def breaks_twice(s: State, x, y):
+    loss = s.loss(s.net(x), y)
+    loss.backward()
+    if os.getpid() > 0:
+        torch.nn.utils.clip_grad_norm_(s.net.parameters(), 0.5)
+    s.optimizer.step()
+    s.optimizer.zero_grad()
+    if loss.item() > -1:
+        s.seen.append(loss.detach())
+
+
 def looks_at_shards(s: State, x, y):
     s.loss(s.net(x), y).backward()
     with torch.no_grad():
@@ -365,15 +381,18 @@ PROGRAMS = {
     "blocks": Program(by_block),
     "blocks, foreach": Program(by_block, optimizer=FOREACH),
     "blocks, fused": Program(by_block, optimizer=partial(torch.optim.AdamW, lr=0.01, fused=True)),
-    "blocks, not resharded": Program(partial(by_block, reshard_after_forward=False), optimizer=SGD),
+    "not resharded": Program(partial(by_block, reshard_after_forward=False), optimizer=SGD),
+    "resharded": Program(by_block, optimizer=SGD),
     "clipping": Program(by_block, clips),
     "clipping, foreach": Program(by_block, clips, optimizer=FOREACH),
     "half": Program(partial(by_block, buffers=False, mp_policy=HALF)),
     "half, reduced in half": Program(partial(whole, buffers=False, mp_policy=HALF_REDUCED)),
-    "kept gradients": Program(by_block, keeps_gradients),
+    "kept gradients": Program(by_block, keeps_gradients, optimizer=MOMENTUM),
     "gradients forgotten first": Program(by_block, forgets_gradients_first),
     "accumulation": Program(by_block, accumulates, graphs=3),
-    "accumulation in half": Program(partial(by_block, buffers=False, mp_policy=HALF), accumulates, graphs=3),
+    "half, accumulation": Program(
+        partial(by_block, buffers=False, mp_policy=HALF), accumulates, optimizer=MOMENTUM, graphs=3
+    ),
     "accumulation inside": Program(by_block, accumulates_inside),
     "accumulated shards": Program(by_block, accumulates_shards),
     "autocast": Program(by_block, autocast),
@@ -385,11 +404,13 @@ PROGRAMS = {
     "without own parameters": Program(without_own_parameters),
     "tied weights": Program(tied, batch=_tokens, loss=entropy, optimizer=MOMENTUM),
     "loss read at the end": Program(by_block, reads_loss_at_the_end),
+    "divided": Program(by_block, breaks_twice, divided=True),
+    "divided, foreach": Program(by_block, breaks_twice, optimizer=FOREACH, divided=True),
     "shards": Program(by_block, looks_at_shards),
     "full tensor": Program(by_block, gathers_a_parameter),
     "averages": Program(by_block, averages),
     "validation": Program(by_block, validates, eager="left its parameters gathered"),
-    "loss read between": Program(by_block, reads_loss, eager="between a forward and the end of its backward"),
+    "loss read between": Program(whole, reads_loss, eager="between a forward and the end of its backward"),
     "gathered early": Program(by_block, gathers_early, eager="unshard"),
     "several modules in a group": Program(grouped, eager="several modules"),
     "replicated": Program(replicated, eager="replicates"),

@@ -1,7 +1,7 @@
 """Models with gradient reduction between processes: a step that uses one runs eagerly as a whole.
 
-``DistributedDataParallel`` has C++ hooks on ``AccumulateGrad`` nodes, and FSDP and DTensors communicate in the
-backward. A captured backward would skip all of that, and the ranks would diverge.
+They communicate in the backward, by C++ hooks or classes of torch. A captured backward would skip that, and ranks would
+diverge. What is captured of ``DistributedDataParallel`` and ``fully_shard`` is in ``compile/distributed``.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from sidefx_train import torch_compat as compat
 from sidefx_train.errors import Location, Unsupported
 
 CODE = "SFX121"
-_MODULES = (
-    ("torch.distributed.fsdp", "FullyShardedDataParallel"),
-)
+_MODULES = (("torch.distributed.fsdp", "FullyShardedDataParallel"),)
 """Classes of modules with their torch modules; looked up if those are imported."""
 _TENSORS = (("torch.distributed.tensor", "DTensor"),)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.capture.shadows.records import LeafRecord
+from sidefx_train.compile.capture.shadows.records import LeafRecord, Record
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.distributed_models import CODE, refuse_whole
 from sidefx_train.compile.common.sentinels import ABSENT
@@ -102,7 +102,7 @@ class _Group:
             self._gather_in_graph(param)
 
     def _check_param(self, param: Any) -> None:
-        record = self.world.heap.record_of(param)
+        record = self._record(param)
         real = record.real
         if self.get("is_dtensor", param) or self.get("fsdp_placement", param).dim != 0:
             self.refuse("a parameter is a DTensor, or not sharded along its first dimension")
@@ -129,6 +129,12 @@ class _Group:
         if trains is not real.sharded_param.requires_grad:
             self.refuse("a parameter has been frozen, or trains again, since the last step", NOT_FINAL)
 
+    def _record(self, param: Any) -> Record:
+        record = self.world.heap.record_of(param)
+        if record is None:
+            self.refuse("a parameter was sharded in the step")
+        return record
+
     def _guard_tensor(self, record: Any, name: str) -> Any:
         """Guards which tensor an attribute is; returns its source, ``None`` if there is none."""
         heap = self.world.heap
@@ -142,7 +148,7 @@ class _Group:
     def _gather_in_graph(self, param: Any) -> None:
         """Makes the gathered parameter a tensor of the graph, without contents."""
         heap = self.world.heap
-        record = heap.record_of(param)
+        record = self._record(param)
         real = record.real._unsharded_param
         with torch.no_grad():
             fake = torch.empty(real.shape, dtype=real.dtype)

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 import sidefx_train
 
 CODE = "SFX121"
-KINDS = ("ddp compiled", "compiled inside", "within", "fully_shard", "dtensor")
+KINDS = ("ddp compiled", "compiled inside", "within", "dtensor")
 
 
 class Within(nn.Module):
@@ -47,11 +47,6 @@ def _wrapped(kind, compiled):
         return sidefx_train.compile(value, backend="eager") if compiled else value
 
     model = _model()
-    if kind == "fully_shard":
-        from torch.distributed.fsdp import fully_shard
-
-        fully_shard(model[0])
-        return fully_shard(model), None
     if kind == "dtensor":
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor import DTensor, Replicate, distribute_module
@@ -81,7 +76,7 @@ def _train(kind, compiled):
         optimizer.step()
         optimizer.zero_grad()
 
-    whole = kind in ("fully_shard", "dtensor") and compiled
+    whole = kind == "dtensor" and compiled
     call = sidefx_train.compile(step, backend="eager") if whole else step
     generator = torch.Generator().manual_seed(dist.get_rank() if kind != "dtensor" else 0)
     for _ in range(6):

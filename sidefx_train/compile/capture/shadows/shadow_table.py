@@ -54,7 +54,14 @@ from sidefx_train.compile.capture.shadows.objects import outside_exceptions, wea
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord, MadeArrays, array_shadow
 from sidefx_train.compile.capture.shadows.objects.storage_rebinding import StorageRebinding
 from sidefx_train.compile.capture.shadows.objects.tensors import tensor_shadow
-from sidefx_train.compile.capture.shadows.records import OVERWRITTEN, UNREAD, InstanceRecord, LeafRecord, Record, TensorRecord
+from sidefx_train.compile.capture.shadows.records import (
+    OVERWRITTEN,
+    UNREAD,
+    InstanceRecord,
+    LeafRecord,
+    Record,
+    TensorRecord,
+)
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.distributed_models import refuse_if_distributed
 from sidefx_train.compile.common.library_modules import is_library

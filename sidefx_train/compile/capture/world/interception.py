@@ -78,7 +78,7 @@ class Interception:
         return ABSENT
 
     def _registered(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Asks the interceptors of a class, a C function, a class method in C or a method of a tensor or of autograd's engine."""
+        """Asks interceptors of a class, a C function, a class method in C, or a method of a tensor or of the engine."""
         cls = type(fn)
         if safe_isinstance(fn, type) or (cls in HASHABLE and safe_isinstance(attribute_of(fn, "__self__"), NO_OWNER)):
             handler = registry.INTERCEPTORS.get(fn)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -36,6 +35,8 @@ _METHODS = (
     "_prefetch_unshard",
 )
 """Methods of a group at which the capture may meet it first."""
+_FILLING = ("init_unsharded_param", "alloc_all_gather_outputs", "free_unsharded_param")
+"""Methods of a parameter that create, fill and free its gathered form."""
 
 
 class _Group:
@@ -174,13 +175,110 @@ class _Group:
             self.refuse("the step ends between a forward and the end of its backward")
 
 
-def _flat(param: Any, get: Callable[..., Any]) -> torch.Tensor:
+def _flat(world: TraceWorld, param: Any) -> torch.Tensor:
     """Returns what a process sends of a parameter: its rows, as many as the first process has."""
-    local = compat.local_of(get("sharded_param", param)).detach().reshape(-1)
-    missing = get("padded_sharded_param_size", param).numel() - local.numel()
+    get = world.interp.getattr
+    local = compat.local_of(get(param, "sharded_param")).detach().reshape(-1)
+    missing = get(param, "padded_sharded_param_size").numel() - local.numel()
     padded = torch.cat([local, local.new_zeros(missing)]) if missing else local
-    dtype = get("param_dtype", param)
+    dtype = get(param, "param_dtype")
     return padded if dtype is None else padded.to(dtype)
+
+
+def _size(group: Any) -> int:
+    with compat.real_world():
+        return int(group.size())
+
+
+# --- interceptors: (names, world, args, kwargs) -> result or ABSENT
+
+
+def _known(names: compat.FullyShardedNames, world: TraceWorld, args: Any, kwargs: Any) -> Any:
+    """Checks a group before the capture interprets its method."""
+    if id(args[0]) not in world.sharded_groups:
+        world.sharded_groups[id(args[0])] = _Group(world, names, args[0])
+    return ABSENT
+
+
+def _prepare_module(names: compat.FullyShardedNames, world: TraceWorld, args: Any, kwargs: Any) -> None:
+    if world.interp.getattr(args[0], "_is_root") is None:
+        reason = "a fully sharded module is prepared in its first forward; until then steps run eagerly"
+        refuse_whole(NOT_FINAL, reason, world.locate())
+
+
+def _prepare_group(names: compat.FullyShardedNames, world: TraceWorld, args: Any, kwargs: Any) -> NoReturn:
+    refuse_whole(CODE, "calls unshard() of a fully sharded module", world.locate())
+
+
+def _no_other_mesh(names: compat.FullyShardedNames, world: TraceWorld, args: Any, kwargs: Any) -> bool:
+    return False  # a group with another mesh is refused
+
+
+def _nothing(names: compat.FullyShardedNames, world: TraceWorld, args: Any, kwargs: Any) -> None:
+    """Does nothing: the memory of a gathered parameter belongs to the graph."""
+
+
+def _message(names: compat.FullyShardedNames, world: TraceWorld, args: Any, kwargs: Any) -> Any:
+    """Skips torch's messages on what its hooks do, unless somebody listens."""
+    record = world.heap.record_of(args[0])
+    if record is None or record.real is not names.logger:
+        return ABSENT
+    source = world.heap.sources.const(names.is_logged, "the log level of fully_shard")
+    logged = names.is_logged()
+    world.heap.guard("equal", world.heap.sources.call(source), logged)
+    return ABSENT if logged else None
+
+
+def _at_end_of_backward(names: compat.FullyShardedNames, world: TraceWorld, args: Any, kwargs: Any) -> Any:
+    """Has the callback of torch's hooks interpreted at the end of the running backward."""
+    frame = world.interp.current_frame
+    if frame is None or not str(frame.globals.get("__name__")).startswith(names.package):
+        return ABSENT
+    compat.after_backward(world.heap.reenter(args[1]))
+    return None
+
+
+def _start_all_gather(names: compat.FullyShardedNames, world: TraceWorld, args: Any, kwargs: Any) -> Any:
+    """Starts to gather a group's parameters; they are sent one after another."""
+    params, group, asynchronous = list(world.interp.iterate(args[0])), args[1], args[2]
+    if asynchronous:
+        refuse_whole(CODE, "gathers parameters of a fully sharded module asynchronously", world.locate())
+    with torch.no_grad():
+        pieces = [_flat(world, param) for param in params]
+        if len({piece.dtype for piece in pieces}) != 1:
+            refuse_whole(CODE, "parameters of several dtypes are gathered together", world.locate())
+        ops = compat.functional_collectives()
+        started = ops.all_gather_into_tensor(torch.cat(pieces), _size(group), group.group_name)
+    sizes, dtypes = [piece.numel() for piece in pieces], [[piece.dtype] for piece in pieces]
+    return names.AllGatherResult(started, None, None, dtypes, [[size] for size in sizes], sizes)
+
+
+def _finish_all_gather(names: compat.FullyShardedNames, world: TraceWorld, args: Any, kwargs: Any) -> None:
+    """Waits for gathered parameters and writes them to the tensors that the modules use."""
+    if any(value is not names.default_copy_out for value in kwargs.values()):
+        refuse_whole(CODE, "parameters of a fully sharded module are gathered in a way of its own", world.locate())
+    result, params, group = args[0], list(world.interp.iterate(args[1])), args[2]
+    with torch.no_grad():
+        table = compat.functional_collectives().wait_tensor(result.all_gather_output).view(_size(group), -1)
+        for param, piece in zip(params, table.split(result.all_gather_input_split_sizes, 1), strict=True):
+            whole = world.interp.getattr(param, "_unsharded_param")
+            rows = piece.reshape(-1)[: whole.numel()].view(whole.shape)
+            world.tracer.data_of(whole).copy_(rows)
+
+
+def _fill_reduce_scatter(names: compat.FullyShardedNames, world: TraceWorld, args: Any, kwargs: Any) -> None:
+    """Writes gradients to the buffer that is reduced: for each process, its rows of every gradient."""
+    gradients, buffer, size = args
+    with torch.no_grad():
+        buffer.view(size, -1).copy_(compat.chunk_cat(list(world.interp.iterate(gradients)), size))
+
+
+def _to_sharded_dtensor(names: compat.FullyShardedNames, world: TraceWorld, args: Any, kwargs: Any) -> Any:
+    param, tensor = args
+    spec = compat.spec_of(world.interp.getattr(param, "sharded_param"))
+    if spec.tensor_meta.dtype is not tensor.dtype:
+        refuse_whole(CODE, "gradients of a fully sharded module have another dtype", world.locate())
+    return compat.make_dtensor(tensor, spec, tensor.requires_grad)
 
 
 def _natively(method: Any) -> None:
@@ -199,107 +297,23 @@ def _with_fully_shard() -> bool:
     names = compat.fully_sharded_names()
     if names is None:
         return False
-
-    def known(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Checks a group before the capture interprets the method."""
-        if id(args[0]) not in world.sharded_groups:
-            world.sharded_groups[id(args[0])] = _Group(world, names, args[0])
-        return ABSENT
-
-    for name in _METHODS:
-        registry.intercept(getattr(names.Group, name))(known)
-
-    @registry.intercept(names.Group.lazy_init)
-    def prepare_group(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
-        refuse_whole(CODE, "calls unshard() of a fully sharded module", world.locate())
-
-    listens = functools.partial(names.logger.isEnabledFor, logging.DEBUG)
-
-    @registry.intercept(logging.Logger.debug)
-    def debug(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Skips torch's messages on what these hooks do, unless somebody listens."""
-        record = world.heap.record_of(args[0])
-        if record is None or record.real is not names.logger:
-            return ABSENT
-        source = world.heap.sources.call(world.heap.sources.const(listens, "the log level of fully_shard"))
-        world.heap.guard("equal", source, listens())
-        return ABSENT if listens() else None
-
-    @registry.intercept(names.Group._use_post_forward_mesh.fget)
-    def use_post_forward_mesh(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        return False  # a group with another mesh is refused
-
-    @registry.intercept(names.State._lazy_init)
-    def lazy_init(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if world.interp.getattr(args[0], "_is_root") is None:
-            reason = "a fully sharded module is prepared in its first forward; until then steps run eagerly"
-            refuse_whole(NOT_FINAL, reason, world.locate())
-
-    @registry.intercept(compat.ENGINE.queue_callback)
-    def at_end_of_backward(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        frame = world.interp.current_frame
-        if frame is None or not str(frame.globals.get("__name__")).startswith(names.package):
-            return ABSENT
-        compat.after_backward(world.heap.reenter(args[1]))
-        return None
-
-    @registry.intercept(names.start_all_gather)
-    def start_all_gather(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Starts to gather a group's parameters; they are sent one after another."""
-        params, group, asynchronous = list(world.interp.iterate(args[0])), args[1], args[2]
-        if asynchronous:
-            refuse_whole(CODE, "gathers parameters of a fully sharded module asynchronously", world.locate())
-        with torch.no_grad():
-            pieces = [_flat(param, lambda name, owner: world.interp.getattr(owner, name)) for param in params]
-            sizes = [piece.numel() for piece in pieces]
-            if len({piece.dtype for piece in pieces}) != 1:
-                refuse_whole(CODE, "parameters of several dtypes are gathered together", world.locate())
-            with compat.real_world():
-                size = group.size()
-            ops = compat.functional_collectives()
-            started = ops.all_gather_into_tensor(torch.cat(pieces), size, group.group_name)
-        dtypes = [[piece.dtype] for piece in pieces]
-        return names.AllGatherResult(started, None, None, dtypes, [[each] for each in sizes], sizes)
-
-    @registry.intercept(names.finish_all_gather)
-    def finish_all_gather(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Waits for gathered parameters and writes them to the tensors that the modules use."""
-        if any(value is not names.default_copy_out for value in kwargs.values()):
-            refuse_whole(CODE, "gathers parameters in a way of its own", world.locate())
-        result, params, group = args[0], list(world.interp.iterate(args[1])), args[2]
-        with compat.real_world():
-            size = group.size()
-        with torch.no_grad():
-            table = compat.functional_collectives().wait_tensor(result.all_gather_output).view(size, -1)
-            for param, piece in zip(params, table.split(result.all_gather_input_split_sizes, 1), strict=True):
-                whole = world.interp.getattr(param, "_unsharded_param")
-                rows = piece.reshape(-1)[: whole.numel()].view(whole.shape)
-                world.tracer.data_of(whole).copy_(rows)
-
-    @registry.intercept(names.fill_reduce_scatter)
-    def fill_reduce_scatter(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Writes gradients to the buffer that is reduced: for each process, its rows of every gradient."""
-        gradients, buffer, size = args
-        with torch.no_grad():
-            chunks = torch._chunk_cat(list(world.interp.iterate(gradients)), 0, size)
-            buffer.view(size, -1).copy_(chunks)
-
-    def nothing(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Does nothing: the memory of a gathered parameter belongs to the graph."""
-
+    handlers = {
+        names.State._lazy_init: _prepare_module,
+        names.Group.lazy_init: _prepare_group,
+        names.Group._use_post_forward_mesh.fget: _no_other_mesh,
+        names.Param.to_sharded_dtensor: _to_sharded_dtensor,
+        names.start_all_gather: _start_all_gather,
+        names.finish_all_gather: _finish_all_gather,
+        names.fill_reduce_scatter: _fill_reduce_scatter,
+        logging.Logger.debug: _message,
+        compat.ENGINE.queue_callback: _at_end_of_backward,
+        **{getattr(names.Group, name): _known for name in _METHODS},
+        **{getattr(names.Param, name): _nothing for name in _FILLING},
+    }
+    for target, handler in handlers.items():
+        registry.intercept(target)(functools.partial(handler, names))
     for name in ("to_local", "full_tensor", "redistribute"):
         _natively(getattr(compat.dtensor_class(), name))
-    for name in ("init_unsharded_param", "alloc_all_gather_outputs", "free_unsharded_param"):
-        registry.intercept(getattr(names.Param, name))(nothing)
-
-    @registry.intercept(names.Param.to_sharded_dtensor)
-    def to_sharded_dtensor(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        param, tensor = args
-        spec = compat.spec_of(world.interp.getattr(param, "sharded_param"))
-        if spec.tensor_meta.dtype is not tensor.dtype:
-            refuse_whole(CODE, "gradients of a fully sharded module have another dtype", world.locate())
-        return compat.make_dtensor(tensor, spec, tensor.requires_grad)
-
     return True
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import logging
 import sys
 from typing import Any
+
+import torch
 
 _PACKAGE = "torch.distributed.fsdp._fully_shard"
 _START = [
@@ -49,11 +53,17 @@ class FullyShardedNames:
         self.default_copy_out: Any = getattr(collectives, "_default_all_gather_output_fn", None)
         self.fill_reduce_scatter: Any = collectives.foreach_reduce_scatter_copy_in
         self.logger: Any = groups.logger
+        self.is_logged = functools.partial(self.logger.isEnabledFor, logging.DEBUG)
         self.known = (
             _parameters(self.start_all_gather) == _START
             and _parameters(self.finish_all_gather)[:3] == _FINISH
             and _parameters(self.fill_reduce_scatter) == _FILL
         )
+
+
+def chunk_cat(tensors: list[torch.Tensor], chunks: int) -> torch.Tensor:
+    """Returns rows of joined chunks: the first of each tensor, then the second; short ones are padded with zeros."""
+    return torch._chunk_cat(tensors, 0, chunks)  # type: ignore[no-any-return, unused-ignore]
 
 
 def _parameters(fn: Any) -> list[str]:

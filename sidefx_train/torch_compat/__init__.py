@@ -74,9 +74,9 @@ from sidefx_train.torch_compat.distributed.dtensors import local_of as local_of
 from sidefx_train.torch_compat.distributed.dtensors import make_dtensor as make_dtensor
 from sidefx_train.torch_compat.distributed.dtensors import needs_derivative as needs_derivative
 from sidefx_train.torch_compat.distributed.dtensors import spec_of as spec_of
-from sidefx_train.torch_compat.distributed.fully_sharded import FullyShardedNames as FullyShardedNames
-from sidefx_train.torch_compat.distributed.fully_sharded import chunk_cat as chunk_cat
-from sidefx_train.torch_compat.distributed.fully_sharded import fully_sharded_names as fully_sharded_names
+from sidefx_train.torch_compat.distributed.fsdp import FullyShardedNames as FullyShardedNames
+from sidefx_train.torch_compat.distributed.fsdp import chunk_cat as chunk_cat
+from sidefx_train.torch_compat.distributed.fsdp import fully_sharded_names as fully_sharded_names
 from sidefx_train.torch_compat.distributed.reducer import after_backward as after_backward
 from sidefx_train.torch_compat.distributed.reducer import builtin_hook as builtin_hook
 from sidefx_train.torch_compat.distributed.reducer import coalesced as coalesced

@@ -276,7 +276,7 @@ def _check_collectives(world: TraceWorld) -> None:
         name = compat.collective_name(node.target)
         if name:
             names[node.args[-1]] = None
-            if not any(compat.is_collective(user.target) for user in node.users):
+            if node.target is not BARRIER and not any(compat.is_collective(user.target) for user in node.users):
                 world.heap.refuse(CODE, f"ends before it has waited for a collective ({name})")
     for name in names:
         guard_named(world, name)

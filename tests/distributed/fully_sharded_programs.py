@@ -40,6 +40,7 @@ class State:
         factor: multiplies the loss; guarded.
         calls: number of calls so far.
         scheduler: changes the learning rate.
+        scaler: scales the loss.
     """
 
     net: Any
@@ -49,6 +50,7 @@ class State:
     factor: int = 1
     calls: int = 0
     scheduler: Any = None
+    scaler: Any = None
 
     def facts(self) -> list[Any]:
         """Returns facts of parameters, gradients, buffers, optimizer state and the groups."""
@@ -265,6 +267,19 @@ def scheduled(s: State, x, y):
     s.scheduler.step()
 
 
+def scales(s: State, x, y):
+    """Has infinite gradients in the fourth step, whose update is skipped."""
+    s.calls += 1
+    loss = s.loss(s.net(x), y) * (float("inf") if s.calls == 4 else 1)
+    s.scaler.scale(loss).backward()
+    s.scaler.unscale_(s.optimizer)
+    torch.nn.utils.clip_grad_norm_(s.net.parameters(), 0.5)
+    s.scaler.step(s.optimizer)
+    s.scaler.update()
+    s.optimizer.zero_grad()
+    s.seen.append(s.scaler.get_scale())
+
+
 def validates(s: State, x, y):
     train(s, x, y)
     s.net.eval()
@@ -366,7 +381,8 @@ class Program:
         net = self.model()
         optimizer = self.optimizer(p for p in net.parameters() if p.requires_grad)
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-        return State(net, optimizer, self.loss, scheduler=scheduler)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+        return State(net, optimizer, self.loss, scheduler=scheduler, scaler=scaler)
 
 
 HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -398,6 +414,7 @@ PROGRAMS = {
     "autocast": Program(by_block, autocast),
     "two forwards": Program(by_block, two_forwards),
     "scheduler": Program(by_block, scheduled),
+    "scaler": Program(by_block, scales, optimizer=SGD, graphs=2),
     "checkpointing": Program(checkpointed),
     "prefetching": Program(prefetching),
     "frozen": Program(frozen),

@@ -23,6 +23,7 @@ from sidefx_train.compile.capture.side_effects.effect import SideEffects
 from sidefx_train.compile.capture.world.trace_world import TraceWorld
 from sidefx_train.compile.common.generated_code import compile_function
 from sidefx_train.compile.common.source_literals import literal
+from sidefx_train.compile.graph.alias_analysis import Aliases
 from sidefx_train.compile.pipeline.captured import StopGuard
 from sidefx_train.compile.pipeline.entry import first_failure
 from sidefx_train.compile.residual.input_metadata import input_facts
@@ -133,14 +134,28 @@ def _placed(record: TensorRecord, other: TensorRecord) -> Guard:
 
 
 def _offsets(world: TraceWorld, fetched: list[TensorRecord]) -> list[Guard]:
-    """Returns storage offset guards: ``as_strided`` is recorded with an offset in the storage."""
-    if not any("as_strided" in str(node.target) for node in world.tracer.graph.nodes):
-        return []
-    sources = world.heap.sources
+    """Returns storage offset guards: ``as_strided`` of a tensor's memory is recorded with an offset in the storage."""
+    addresses, sources = _viewed_by_offset(world), world.heap.sources
     return [
         Guard("equal", sources.call(sources.slot(record.source, "storage_offset")), record.real.storage_offset())
         for record in fetched
+        if compat.storage_address(record.real) in addresses
     ]
+
+
+def _viewed_by_offset(world: TraceWorld) -> set[int]:
+    """Returns the addresses of the storages of inputs of which the graph makes views by their offset."""
+    tracer = world.tracer
+    viewed = [node for node in tracer.graph.nodes if "as_strided" in str(node.target)]
+    if not viewed:
+        return set()
+    real = dict(zip(tracer.placeholders, tracer.real_inputs, strict=True))
+    roots = frozenset(real)
+    if not any("set_." in str(node.target) for node in tracer.graph.nodes):  # it gives a tensor another's memory
+        aliases = Aliases(tracer.graph)
+        roots = frozenset().union(*(aliases.roots[node] for node in viewed))
+    found = [real[root] for root in roots if root in real]
+    return {compat.storage_address(value) for value in found if isinstance(value, torch.Tensor)}
 
 
 def separate_objects(world: TraceWorld, effects: SideEffects) -> list[Guard]:

@@ -150,3 +150,22 @@ def test_stand_ins_of_objects_with_del_end_quietly():
     """Also at the end of the process."""
     run = subprocess.run([sys.executable, "-W", "ignore", "-c", _DELETERS], capture_output=True, text=True, check=False)
     assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_offsets_matter_only_where_memory_is_viewed_by_them():
+    """Batches that are slices of one tensor are no new captures because the step makes views of something else."""
+    rows, state = torch.arange(48.0).view(12, 4), torch.arange(6.0)
+
+    def step(x, by_offset):
+        state.add_(1)
+        seen = state.as_strided((2, 2), (2, 1), 1)
+        return x.as_strided((2, 2), (1, 2), x.storage_offset() + 1) + seen if by_offset else x[:2, :2] * seen
+
+    for by_offset, captures in ((False, 1), (True, 3)):
+        state.copy_(torch.arange(6.0))
+        expected = [step(rows[i : i + 4], by_offset) for i in (0, 4, 8, 0)]
+        state.copy_(torch.arange(6.0))
+        compiled = sidefx_train.compile(step, backend="eager")
+        found = [compiled(rows[i : i + 4], by_offset) for i in (0, 4, 8, 0)]
+        assert all(map(torch.equal, found, expected))
+        assert len(compiled.report().captures) == captures, str(compiled.report())

@@ -29,6 +29,13 @@ def captured_programs() -> dict[str, Callable[[torch.Tensor], Any]]:
         dist.all_reduce(b)
         return a + b
 
+    def reduces_a_copy(x):
+        y = x[:1].sin()
+        z = y.clone().squeeze()
+        dist.barrier()
+        dist.all_reduce(z)
+        return y * 3, z
+
     def result_unused(x):
         y = x * 2
         dist.all_reduce(y.clone())

@@ -105,7 +105,7 @@ def test_collectives_have_eagers_results():
 @pytest.mark.slow
 def test_one_rank_compiles_and_compares_while_the_other_runs_eagerly():
     """The comparison of a first run communicates with nobody; equal collectives are not merged."""
-    in_two_processes(_one_graph, "inductor", (0,), ("the_same_twice", "result_unused"))
+    in_two_processes(_one_graph, "inductor", (0,), ("the_same_twice", "result_unused", "reduces_a_copy"))
 
 
 @pytest.mark.slow

@@ -64,6 +64,13 @@ class Manual(Synchronized):
         optimizer.step()
 
 
+class Descending(Synchronized):
+    """Updates by the gradients themselves, so that rounding stays small."""
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
 class Sharded(Classifier):
     def configure_model(self):
         from torch.distributed.fsdp import fully_shard
@@ -144,6 +151,22 @@ def test_every_rank_has_eagers_state(tmp_path):
 @pytest.mark.slow
 def test_another_number_of_processes_resumes(tmp_path):
     in_two_processes(_resumes, tmp_path)
+
+
+def _through_inductor(rank: int, folder: Path) -> None:
+    """One process compiles, the other runs eagerly; what is logged is what eager logs, up to rounding."""
+    _in_a_launched_process(rank)
+    callback = sidefx_train.SideFXCompile() if rank == 0 else None
+    found = fit(Descending, folder / f"captured {rank}", callback=callback, **OPTIONS)
+    expected = fit(Descending, folder / f"eager {rank}", **OPTIONS)
+    assert rank or _captured(found.report), str(found.report)
+    for name, value in expected.trainer.callback_metrics.items():
+        assert torch.allclose(found.trainer.callback_metrics[name], value, atol=1e-2 if name == "half" else 1e-4), name
+
+
+@pytest.mark.slow
+def test_logged_values_go_through_inductor(tmp_path):
+    in_two_processes(_through_inductor, tmp_path, seconds=300)
 
 
 class Tell(pl.Callback):

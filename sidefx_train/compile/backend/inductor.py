@@ -56,6 +56,7 @@ from sidefx_train.compile.graph.devices import generators_of
 from sidefx_train.compile.graph.fx_utils import copied, generators
 from sidefx_train.compile.graph.validation import check_graph
 from sidefx_train.compile.native import start_build
+from sidefx_train.compile.ops.barrier import BARRIER
 from sidefx_train.config import CompileConfig
 from sidefx_train.errors import BackendError
 from sidefx_train.gc_control import collect_younger, fewer_collections
@@ -99,6 +100,8 @@ def options(config: CompileConfig, graph: FunctionalGraph | None = None) -> dict
         chosen["size_asserts"] = True  # of results of libraries: kernels write by the planned layout; replays skip it
     if graph is not None:
         chosen["cpp_wrapper"] = _one_cpp_call(graph.module)
+        if any(node.target is BARRIER for node in graph.module.graph.nodes):
+            chosen["reorder_for_peak_memory"] = False  # it begins with what needs no memory
         if graph.covered and graph.device is None:  # kernels on an accelerator assert, as eager's do
             chosen["assert_indirect_indexing"] = False
         if is_tiny(graph.module) or not graph.covered:  # an error inside a parallel region ends the process

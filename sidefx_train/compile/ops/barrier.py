@@ -1,4 +1,4 @@
-"""A barrier in a graph: it has no tensors, but takes part in the order of the collectives."""
+"""A barrier in a graph: its result is empty, but it takes part in the order of the collectives."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from sidefx_train import torch_compat as compat
 from sidefx_train.compile.ops.registration import define_operator
 
 
-def _wait(group: str) -> None:
+def _wait(group: str) -> torch.Tensor:
     dist.barrier(compat.group_of_name(group))
+    return torch.empty(0)
 
 
-define_operator("barrier(str group) -> ()", _wait, lambda group: None, key="CompositeExplicitAutograd")
+define_operator("barrier(str group) -> Tensor", _wait, lambda group: torch.empty(0), key="CompositeExplicitAutograd")
 
 BARRIER = has_side_effect(torch.ops.sidefx.barrier.default)
 """``barrier(group)`` waits until all processes of the group of that name have called it."""

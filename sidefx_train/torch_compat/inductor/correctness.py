@@ -129,9 +129,16 @@ def nothing_written_while_read() -> Iterator[None]:
       written. Seen with ``torch.compile`` in torch 2.11 to 2.13.
     - The operand may lie in the memory of a concatenation: ``c = cat([v, y]); w = v.clone(); w[i] = 1`` writes to
       ``c``. Seen with ``torch.compile`` in torch 2.13.
+    - The operand may be a view of a copy that a pass has removed: ``w = v.clone().squeeze(); w.index_put(i, x)``, or a
+      reduction of ``w`` between processes, writes to ``v``. Seen with ``torch.compile`` in torch 2.13.
     """
     from torch._inductor.fx_passes import reinplace
     from torch._inductor.fx_utils import get_node_storage
+
+    def viewed(node: Any) -> Any:
+        while isinstance(node, fx.Node) and getattr(node.target, "is_view", False) and node.args:
+            node = node.args[0]
+        return node
 
     def is_read(node: fx.Node, positions: Sequence[int]) -> bool:
         def storages(arguments: Any) -> set[Any]:
@@ -140,6 +147,8 @@ def nothing_written_while_read() -> Iterator[None]:
             return found - {None}
 
         written = [node.args[i] for i in positions]
+        if storages(written) != storages([viewed(each) for each in written]):
+            return True
         others = [argument for i, argument in enumerate(node.args) if i not in positions]
         if not storages(written).isdisjoint(storages((others, node.kwargs))):
             return True

@@ -82,6 +82,12 @@ def view_of_the_written_operand_is_read(x, rows):
     return x.index_put((rows,), x[:3], accumulate=True)
 
 
+def view_of_a_removed_copy_is_written(x, rows):
+    y = x.sin()
+    z = y.clone().squeeze()
+    return z.index_put((rows,), z.new_ones(())), y * 3
+
+
 def operand_of_a_concatenation_is_written(x, y, rows):
     x = x * 2
     return torch.cat([x, y], -1), x.index_put((rows,), torch.tensor(1.0))
@@ -158,6 +164,7 @@ BUGS = (
         until=(2, 15),
     ),
     Bug("no_write_while_read", operand_of_a_concatenation_is_written, ((8, 6), (8, 6)), (ROWS,), until=(2, 15)),
+    Bug("no_write_while_read", view_of_a_removed_copy_is_written, ((8, 6),), (ROWS,), until=(2, 15)),
     Bug(
         "extern_strides",
         memory_format_of_a_convolution,

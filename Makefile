@@ -17,7 +17,7 @@ SEED   ?= 0
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
-.PHONY: train test test-torch vision gpu slow fuzz opinfo bench cpython docs lint types unit clean help
+.PHONY: train test test-torch vision gpu slow distributed fuzz opinfo bench cpython docs lint types unit clean help
 .DELETE_ON_ERROR:
 
 help:
@@ -80,6 +80,12 @@ gpu:
 # What takes minutes and proves little more than its like in `make test`.
 slow: $(VENV)/.stamp-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m slow --ignore tests/fuzz $(ARGS)
+
+# DistributedDataParallel with four processes, and thousands of random steps with two. One of them: ARGS="-k views"
+distributed: $(VENV)/.stamp-test
+	SIDEFX_TEST_PROCESSES=4 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or not slow" \
+		tests/distributed/test_data_parallel.py tests/distributed/test_fit.py $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or not slow" tests/distributed/test_soak.py $(ARGS)
 
 fuzz: $(VENV)/.stamp-test
 	FUZZ_N=$(N) FUZZ_SEED=$(SEED) FUZZ_PARTS=$(JOBS) OMP_NUM_THREADS=1 \

@@ -1,4 +1,4 @@
-"""Runs a function in two processes of a gloo group, with a deadline that shows where each of them stands."""
+"""Runs a function in two or more processes of a gloo group, with a deadline that shows where each of them stands."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-WORLD = 2
+WORLD = int(os.environ.get("SIDEFX_TEST_PROCESSES", "2"))
+"""Number of processes; ``make distributed`` runs the programs of ``DistributedDataParallel`` with four."""
 _MARGIN = 20
 """Seconds after the deadline, at which a process ends itself, until it is killed."""
 
 
 def in_two_processes(work: Any, *args: Any, seconds: int = 120) -> None:
-    """Runs ``work(rank, *args)`` in two processes.
+    """Runs ``work(rank, *args)`` in :data:`WORLD` processes.
 
     Args:
         work: a function of a test module.
         args: its arguments.
-        seconds: deadline, after which every process prints its stacks and ends.
+        seconds: deadline for two processes, after which every process prints its stacks and ends.
 
     Raises:
-        AssertionError: a process failed or did not end; the message has the output of both.
+        AssertionError: a process failed or did not end; the message has the output of all.
     """
-    folder = Path(tempfile.mkdtemp())
+    folder, seconds = Path(tempfile.mkdtemp()), seconds * WORLD // 2
     context = mp.get_context("spawn")
     ranks = [context.Process(target=_rank, args=(work, rank, folder, seconds, args)) for rank in range(WORLD)]
     for process in ranks:
@@ -66,7 +67,7 @@ def _rank(work: Any, rank: int, folder: Path, seconds: int, args: tuple[Any, ...
 
 
 def agree(tensor: torch.Tensor) -> bool:
-    """Returns True if the tensor is the same on both ranks, bit for bit."""
+    """Returns True if the tensor is the same on all ranks, bit for bit."""
     others = [torch.empty_like(tensor) for _ in range(WORLD)]
     dist.all_gather(others, tensor.detach().contiguous())
-    return torch.equal(*others)
+    return all(torch.equal(other, others[0]) for other in others)

@@ -10,7 +10,7 @@ FIXED = ("huber_loss", "nn.functional.dropout2d", "lerp", "hinge_embedding", "lo
 
 KEPT = (
     "arange", "_upsample", "correction", "eps", "batch_norm", "rrelu", "multi_margin", "normal", "trapezoid",
-    "logspace", "native_dropout_backward", "gaussian_nll", "linalg.norm", "searchsorted", "new_full", "masked_index",
+    "logspace", "native_dropout_backward", "linalg.norm", "searchsorted", "new_full", "masked_index",
     "without_train",
 )  # fmt: skip
 """Parts of names of operators whose number may be captured at each value, or run eagerly."""

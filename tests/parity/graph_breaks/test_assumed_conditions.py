@@ -325,3 +325,23 @@ def test_a_size_from_data_that_may_only_raise(backend):
         report = parity(make, steps=5, backend=backend, captures=1, whole=False)
     assert not report.breaks
     assert {found.code: found.count for found in report.fallbacks} == {"SFX208": 2}
+
+
+def test_check_of_values_inside_a_loss_of_torch():
+    layer = torch.nn.Linear(3, 2)
+
+    def step(x, y, scale):
+        made = layer(x)
+        loss = torch.nn.functional.gaussian_nll_loss(made[:, :1], y, made[:, 1:].exp() * scale)
+        layer.zero_grad()
+        loss.backward()
+        return loss.detach(), layer.weight.grad.clone()
+
+    captured = sidefx_train.compile(step, backend="eager")
+    for i in range(3):
+        x, y = torch.randn(4, 3), torch.randn(4, 1)
+        for wanted, made in zip(step(x, y, torch.ones(1)), captured(x, y, torch.ones(1)), strict=True):
+            assert torch.equal(wanted, made)
+    with pytest.raises(ValueError, match="negative"):
+        captured(x, y, -torch.ones(1))
+    assert len(captured.report().captures) == 1 and not captured.report().breaks

@@ -12,7 +12,7 @@ seen.
 | ``extern_strides`` | a called operator's result has other strides than were planned | 2.13 |
 | ``result_strides`` | a result that lies in a concatenation has the strides of the concatenation | 2.13 |
 | ``rounding_casts`` | a cast to a narrow type and back does not round | 2.13 |
-| ``results_own_storage`` | ``x * ones``, and from 2.14 ``x * 1``, is ``x`` itself, or another result | 2.13 to 2.15 |
+| ``results_own_storage`` | ``x * ones``, a copy of a written part, and from 2.14 ``x * 1``: no copies | 2.11 to 2.15 |
 | ``rows_of_their_own`` | a buffer of one row is shared by the rows of a tile | 2.11 to 2.13 |
 | ``masked_reads`` | on a GPU, padding has values of its neighbors | 2.13 |
 | (always on) | the interpreter's recursion limit is raised for good | 2.13 |
@@ -135,11 +135,6 @@ def nothing_written_while_read() -> Iterator[None]:
     from torch._inductor.fx_passes import reinplace
     from torch._inductor.fx_utils import get_node_storage
 
-    def viewed(node: Any) -> Any:
-        while isinstance(node, fx.Node) and getattr(node.target, "is_view", False) and node.args:
-            node = node.args[0]
-        return node
-
     def is_read(node: fx.Node, positions: Sequence[int]) -> bool:
         def storages(arguments: Any) -> set[Any]:
             found: set[Any] = set()
@@ -147,7 +142,7 @@ def nothing_written_while_read() -> Iterator[None]:
             return found - {None}
 
         written = [node.args[i] for i in positions]
-        if storages(written) != storages([viewed(each) for each in written]):
+        if storages(written) != storages([_viewed(each) for each in written]):
             return True
         others = [argument for i, argument in enumerate(node.args) if i not in positions]
         if not storages(written).isdisjoint(storages((others, node.kwargs))):
@@ -310,9 +305,11 @@ def results_own_storage() -> Iterator[None]:
 
     Upstream: ``x + 0``, ``x - 0``, ``x * 1`` and ``x / 1`` are replaced by ``x``, also where they are a result: whoever
     changes the result changes ``x``. Seen with ``torch.compile`` in torch 2.13 for tensors of zeros and ones that the
-    graph creates, and in 2.14 and 2.15 for numbers too.
+    graph creates, and in 2.14 and 2.15 for numbers too. A copy of a part of an input that the graph has written
+    (``x[0].add_(1); return x[0].clone()``) is removed as well, and the result lies in the input's memory. Seen with
+    ``torch.compile`` in torch 2.11 to 2.15.
     """
-    from torch._inductor.fx_passes import joint_graph
+    from torch._inductor.fx_passes import joint_graph, post_grad
 
     def with_copies(before: Callable[..., Any]) -> Callable[..., Any]:
         def remove_no_ops(module: fx.GraphModule, *args: Any) -> None:
@@ -329,8 +326,49 @@ def results_own_storage() -> Iterator[None]:
 
         return remove_no_ops
 
-    with replaced(joint_graph, "remove_no_ops", with_copies):
+    def but_of_written(before: Callable[..., Any]) -> Callable[..., Any]:
+        def remove_noop_ops(graph: fx.Graph) -> None:
+            targets = {node: node.target for node in _copies_of_written(graph, post_grad.noop_registry)}
+            for node in targets:
+                node.target = _kept
+            before(graph)
+            for node, target in targets.items():
+                node.target = target
+
+        return remove_noop_ops
+
+    with (
+        replaced(joint_graph, "remove_no_ops", with_copies),
+        replaced(post_grad, "remove_noop_ops", but_of_written),
+    ):
         yield
+
+
+def _kept(*args: Any, **kwargs: Any) -> Any:
+    """Stands for the target of an operation that a pass must leave alone."""
+    raise AssertionError("a pass calls an operation that is hidden from it")
+
+
+def _viewed(node: Any) -> Any:
+    """Returns the node whose memory a node views."""
+    while isinstance(node, fx.Node) and getattr(node.target, "is_view", False) and node.args:
+        node = node.args[0]
+    return node
+
+
+def _copies_of_written(graph: fx.Graph, removable: Any) -> list[fx.Node]:
+    """Returns results, or what results are views of, that are copies of values with which the graph updates inputs."""
+    copy = torch.ops.aten.copy_.default
+    written = {_viewed(node.args[1]) for node in graph.find_nodes(op="call_function", target=copy)}
+    found: list[fx.Node] = []
+    for result in graph.output_node().all_input_nodes:
+        node = chain = _viewed(result)
+        while chain not in written and chain.target in removable and chain.all_input_nodes:
+            source = chain.all_input_nodes[1 if chain.target is torch.ops.aten.copy.default else 0]
+            chain = _viewed(source)
+        if chain in written and node is not chain:
+            found.append(node)
+    return found
 
 
 _ARITHMETIC = frozenset(getattr(torch.ops.aten, name).Tensor for name in ("add", "sub", "mul", "div"))

@@ -140,6 +140,16 @@ def rows_share_a_buffer(x):
     return torch.autograd.grad(F.smooth_l1_loss(y, torch.zeros_like(y)), h)
 
 
+def copy_of_a_written_part(x):
+    x[0].add_(1)
+    return x[0].clone()
+
+
+def copy_of_written_rows(x):
+    x[:2].add_(1)
+    return x[:2].clone()
+
+
 def window_past_the_padding(x):
     return torch.autograd.grad(F.avg_pool2d(x, 3, 2, 1, ceil_mode=True).sum(), x)
 
@@ -164,7 +174,7 @@ BUGS = (
         until=(2, 15),
     ),
     Bug("no_write_while_read", operand_of_a_concatenation_is_written, ((8, 6), (8, 6)), (ROWS,), until=(2, 15)),
-    Bug("no_write_while_read", view_of_a_removed_copy_is_written, ((8, 6),), (ROWS,), until=(2, 15)),
+    Bug("no_write_while_read", view_of_a_removed_copy_is_written, ((8, 6),), (ROWS,)),
     Bug(
         "extern_strides",
         memory_format_of_a_convolution,
@@ -175,6 +185,8 @@ BUGS = (
     Bug("rounding_casts", cast_that_does_not_round, ((64,),)),
     Bug("results_own_storage", product_with_ones, ((4, 6),)),
     Bug("results_own_storage", product_with_one, ((4, 6),), since=(2, 14)),
+    Bug("results_own_storage", copy_of_a_written_part, ((2, 5),), since=(2, 11)),
+    Bug("results_own_storage", copy_of_written_rows, ((4, 5),), since=(2, 11)),
     Bug("rows_of_their_own", rows_share_a_buffer, ((1, 12, 3),), since=(2, 11), until=(2, 14)),
     Bug("masked_reads", padding_of_a_sum, ((4, 8),), until=(2, 14), on_gpu=True),
     Bug("inductor_workarounds", multiple_of_a_product, ((8, 5), (8, 6), (6, 5)), until=(2, 15)),

@@ -112,6 +112,7 @@ from sidefx_train.torch_compat.fakes.tensors import forget_constant as forget_co
 from sidefx_train.torch_compat.fakes.tensors import forget_contents as forget_contents
 from sidefx_train.torch_compat.fakes.tensors import forget_reals as forget_reals
 from sidefx_train.torch_compat.fakes.tensors import mode_of as mode_of
+from sidefx_train.torch_compat.fakes.tensors import needs_plain_sizes as needs_plain_sizes
 from sidefx_train.torch_compat.fakes.tensors import new_fake_mode as new_fake_mode
 from sidefx_train.torch_compat.fakes.tensors import outside_tracing as outside_tracing
 from sidefx_train.torch_compat.fakes.tensors import quiet_fakes as quiet_fakes

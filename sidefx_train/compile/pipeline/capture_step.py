@@ -185,6 +185,7 @@ class CaptureRun:
         """
         began = time.perf_counter()
         refused: Unsupported | None = None
+        raised: Exception | None = None
         points: tuple[StopPoint, ...] = ()
         world = self.world
         try:
@@ -198,14 +199,20 @@ class CaptureRun:
         except Exception as error:
             if world.last_error is None or world.last_error[0] is not error:
                 raise
-            _, fn, location = world.last_error
-            reason = f"{describe(fn)} raised {type(error).__name__} during the capture: {first_line(error)}"
-            raise CaptureFailed("SFX102", reason, location, None, raised=True) from error
+            _, fn, where = world.last_error
+            why = f"{describe(fn)} raised {type(error).__name__} during the capture: {first_line(error)}"
+            raised = error
         finally:
             compat.forget_reals(self.tracer.fake_mode)
             compat.forget_old_sources()
             world.last_error = None  # its traceback holds the callers' frames, and the world may live on for a while
-        if refused is not None:  # not in the handler: guards see what is being handled
+        if raised is not None:  # not in the handler: guards see what is being handled
+            try:
+                holds = stop_guard(world, self.args, self.kwargs)
+                raise CaptureFailed("SFX102", why, where, holds, raised=True) from raised
+            finally:
+                del raised  # its traceback refers to this frame
+        if refused is not None:
             try:
                 raise self._failure(refused, points) from refused
             finally:

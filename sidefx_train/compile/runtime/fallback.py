@@ -95,6 +95,7 @@ class Fallback:
         except Exception as error:
             cause = stop.__cause__
             if type(error) is type(cause) and message_of(cause) in (str(error), ""):
+                stop.holds = None  # another call may have nothing wrong
                 self._report.record_fallback("SFX202", f"the step raised {summary(error)}", stop.location)
             else:
                 self._report.record_break(stop.code, stop.reason, stop.location)

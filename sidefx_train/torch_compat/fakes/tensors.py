@@ -163,6 +163,11 @@ def unsupported_fake_errors() -> tuple[type[BaseException], ...]:
     return (UnsupportedOperatorException,)
 
 
+def needs_plain_sizes(error: BaseException) -> bool:
+    """Returns True for the error of C++ code that reads the sizes of a tensor whose sizes are symbolic."""
+    return isinstance(error, RuntimeError) and "on tensor with symbolic sizes/strides" in str(error)
+
+
 @contextmanager
 def quiet_fakes() -> Iterator[None]:
     """Context that keeps torch from printing a traceback for every error of a fake tensor: eager prints the step's."""

@@ -456,6 +456,10 @@ class Calls:
                     f"{trace_rules.describe(fn)} of a value that exists only when the graph runs: {first_line(error)}"
                 )
                 raise Unsupported("SFX106", reason, self.world.locate()) from error
+            if compat.needs_plain_sizes(error):
+                self.world.host_reads.want(())
+                reason = f"{trace_rules.describe(fn)} of a tensor whose sizes exist only when the graph runs"
+                raise Unsupported("SFX102", reason, self.world.locate()) from error
             if is_fake_tensor_error(error) and self._is_handled():
                 reason = f"{trace_rules.describe(fn)} raises with another message than eager: {first_line(error)}"
                 raise Unsupported("SFX102", reason, self.world.locate()) from error

@@ -7,9 +7,9 @@ Lightning does around it (hooks, progress, schedulers, logging, checkpoints, val
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any, Literal
-from weakref import ProxyTypes
 
 import lightning.pytorch as pl_package
 
@@ -102,6 +102,7 @@ class SideFXCompile(pl_package.Callback):
             "keep_slower": keep_slower,
             "disabled_passes": disabled_passes,
         }
+        self._copies = _Copies()
         compile_step(_nothing, **self._options)  # wrong options raise here, where they are written, not hours later
         self._forget()
 
@@ -121,19 +122,24 @@ class SideFXCompile(pl_package.Callback):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._copies = _Copies((self._copies, *self._copies.originals))
         self._forget()
 
     @property
     def report(self) -> StepReport:
-        """The report of the current or last fit."""
+        """The report of the current or last fit; if a copy of the callback trained instead, that of the copy."""
         if self._second is not None:
             self._second.report()
-        return self._native if self._compiled is None else self._compiled.report()
+        if self._compiled is not None:
+            return self._compiled.report()  # type: ignore[no-any-return]
+        elsewhere = None if self._native.calls else self._copies.report()
+        return self._native if elsewhere is None else elsewhere
 
     # ------------------------------------------------------------------ Lightning's hooks
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._remove()
         self._forget()
+        self._copies.train(weakref.ref(self))
         self._native.name = _name(pl_module)
         taken = _Training(self, trainer, pl_module)
         loops = trainer.fit_loop.epoch_loop
@@ -193,6 +199,8 @@ class SideFXCompile(pl_package.Callback):
         while self._restore:
             self._restore.pop()()
         self._native = self.report
+        if self._native.calls:
+            self._copies.end(self._native)
         for compiled in (self._compiled, self._second):
             if compiled is not None:
                 compiled.end()
@@ -248,7 +256,7 @@ class _Training:
         They hold a weak proxy of it, which a capture cannot follow.
         """
         for wrapper in self._trainer.strategy._lightning_optimizers:
-            if type(wrapper._strategy) in ProxyTypes:
+            if type(wrapper._strategy) in weakref.ProxyTypes:
                 self._callback._replace(wrapper, "_strategy", self._trainer.strategy)
 
     def run(self, optimizer: Any, batch_idx: int, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -304,6 +312,40 @@ class _InPlaceOf:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _own_method, (self._loop, self._name)
+
+
+class _Copies:
+    """What the copies of a callback tell it: libraries copy callbacks that they are given, and train with the copies.
+
+    Args:
+        originals: the same of what the callback is a copy of, and of what that is a copy of.
+    """
+
+    def __init__(self, originals: tuple[_Copies, ...] = ()) -> None:
+        self.originals = originals
+        self._training: Callable[[], SideFXCompile | None] = _nothing
+        self._last: StepReport | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Copies:
+        return self  # the copied callback makes its own
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Copies, ()
+
+    def train(self, copied: Callable[[], SideFXCompile | None]) -> None:
+        """Tells the originals that a copy trains."""
+        for original in self.originals:
+            original._training = copied
+
+    def end(self, report: StepReport) -> None:
+        """Tells the originals the report of a fit that has ended."""
+        for original in self.originals:
+            original._last = report
+
+    def report(self) -> StepReport | None:
+        """Returns the report of the copy that trains, or trained last."""
+        training = self._training()
+        return self._last if training is None else training.report
 
 
 def _own_method(loop: Any, name: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 import pickle
 import threading
@@ -128,3 +129,17 @@ def test_copied_callback_begins_with_nothing():
     callback = sidefx_train.SideFXCompile(backend="eager", verify=2)
     copied = pickle.loads(pickle.dumps(callback))
     assert copied._options == callback._options and copied.report.calls == 0
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy])
+def test_the_original_has_the_report_of_a_copy_that_trained(tmp_path, how):
+    """Libraries copy the callbacks they are given."""
+    callback = sidefx_train.SideFXCompile(backend="eager", warmup="now")
+    copied = how(callback)
+    quiet_trainer(tmp_path, callbacks=[copied], max_epochs=1).fit(Classifier(), data(ROWS))
+    report = copied.report
+    assert report.replays > 0 and callback.report.to_dict() == report.to_dict(), str(callback.report)
+    assert how(callback).report.calls == how(copied).report.calls == 0, "a copy begins with nothing"
+    del copied
+    gc.collect()
+    assert callback.report is report

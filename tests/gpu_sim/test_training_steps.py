@@ -59,7 +59,8 @@ def test_every_optimizer(name, options):
     assert not capture.cuda_graph.refused, step.report()
 
 
-@pytest.mark.parametrize("foreach", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("foreach", [False, True])
 def test_an_update_that_a_scaler_skips(foreach):
     """The counters on the host wait for the device's flag; nothing else does, and the graph has none of them."""
 

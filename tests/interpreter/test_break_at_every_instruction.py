@@ -351,7 +351,7 @@ def _without_caller(error: Any) -> Any:
     return error and (*error[:2], error[2][1:], *error[3:])
 
 
-MOST = 1000
+MOST = 500
 
 
 @pytest.mark.parametrize("most", [MOST, pytest.param(sys.maxsize, marks=pytest.mark.slow)], ids=["many", "all"])

@@ -232,6 +232,7 @@ def recurrent(both: bool) -> list[str]:
     return list(run.report().captures[0].notes)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not compat.calls_dispatcher(), reason="this torch's Inductor calls no operators of ours from C++")
 def test_graphs_with_recurrent_layers_are_kept(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their operators are written in Python; a graph's C++ calls them through torch's dispatcher."""
@@ -306,7 +307,11 @@ print("lowered", any(f"torch._inductor.{{name}}" in sys.modules for name in ("co
 """
 
 
-@pytest.mark.parametrize("chosen", [True, False], ids=["a folder that was chosen", "the default folder"])
+@pytest.mark.parametrize(
+    "chosen",
+    [True, pytest.param(False, marks=pytest.mark.slow)],
+    ids=["a folder that was chosen", "the default folder"],
+)
 def test_a_second_process_neither_functionalizes_nor_lowers(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: bool
 ) -> None:

@@ -72,7 +72,9 @@ def _hold_equal(step):
 
 
 @pytest.mark.parametrize("operands", LISTS)
-@pytest.mark.parametrize("name", ["add", "mul", "div", "pow", "clamp_max"])
+@pytest.mark.parametrize(
+    "name", ["add", "div", "clamp_max", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mul", "pow"))]
+)
 def test_lists(name, operands):
     assert _hold_equal(lambda a, b: LISTS[operands](name, a, b)) > 0
 

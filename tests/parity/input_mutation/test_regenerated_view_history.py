@@ -97,7 +97,9 @@ def test_program(name, backend):
     check(source_of(PROGRAMS[name]), backend)
 
 
-@pytest.mark.parametrize("argument", ["y * 1.5", "(y * 1.5).view(2, 6).view(3, 4)"])
+@pytest.mark.parametrize(
+    "argument", ["y * 1.5", pytest.param("(y * 1.5).view(2, 6).view(3, 4)", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("made", MADE)
 def test_views_by_as_strided(made, argument):
     """Their derivative depends on their input, which is another tensor after its history was regenerated."""

@@ -54,9 +54,13 @@ def noisy(x, norm):
 
 
 BODIES = [normed_then_dropped, dropped_then_normed, residual, centred, attended, twice, noisy]
+OFTEN = (normed_then_dropped, twice, noisy)
 
 
-@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
+@pytest.mark.parametrize(
+    "body",
+    [pytest.param(body, marks=() if body in OFTEN else pytest.mark.slow, id=body.__name__) for body in BODIES],
+)
 @pytest.mark.parametrize("trains", [False, True])
 def test_masks_are_drawn_before_they_are_used(body, trains, cache):
     """Regression: where loops were fused, a mask was read before it was drawn: the last call's, or none at all."""

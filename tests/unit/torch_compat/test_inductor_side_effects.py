@@ -47,7 +47,10 @@ print("done")
 """
 
 
-@pytest.mark.parametrize("warmup, failure, then", [("now", "raise", "broken"), ("background", "eager", "")])
+@pytest.mark.parametrize(
+    "warmup, failure, then",
+    [("now", "raise", "broken"), pytest.param("background", "eager", "", marks=pytest.mark.slow)],
+)
 def test_nothing_is_said_or_left(tmp_path, warmup, failure, then):
     """Regression: an import of Inductor's warns, which failed the compilation where warnings are errors; each graph
     left a folder behind, and one that could not be compiled a message about it."""

@@ -216,7 +216,10 @@ def test_frozen_weights(chosen):
         assert (a - b).norm() <= 1e-5 * a.norm()
 
 
-@pytest.mark.parametrize("case", ["projected", "dropout between layers", "in float64"])
+@pytest.mark.parametrize(
+    "case",
+    ["projected", *(pytest.param(case, marks=pytest.mark.slow) for case in ("dropout between layers", "in float64"))],
+)
 def test_others_run(chosen, case):
     settings = {"projected": {"proj_size": 4}, "dropout between layers": {"num_layers": 2, "dropout": 0.5}}.get(
         case, {}

@@ -148,7 +148,10 @@ WIDE = torch.backends.cpu.get_cpu_capability() == "AVX512"
     [
         pytest.param((WHOLE, TAILS), None, id="whole and tails"),
         pytest.param(
-            (TAILS,), 256, id="tails, AVX2", marks=pytest.mark.skipif(not WIDE, reason="these are its vectors anyway")
+            (TAILS,),
+            256,
+            id="tails, AVX2",
+            marks=[pytest.mark.slow, pytest.mark.skipif(not WIDE, reason="these are its vectors anyway")],
         ),
     ],
 )

@@ -127,6 +127,7 @@ def test_a_library_of_parts_is_kept(divisions: list[Division | None]) -> None:
     assert any("from the cache" in note for capture in step.report().captures for note in capture.notes)
 
 
+@pytest.mark.slow
 def test_layers_that_differ_are_not_repeated_regions(divisions: list[Division | None]) -> None:
     def make() -> nn.Module:
         return Network(hidden=(24, 32, 40, 48))
@@ -137,6 +138,7 @@ def test_layers_that_differ_are_not_repeated_regions(divisions: list[Division | 
     _same(expected, actual)
 
 
+@pytest.mark.slow
 def test_alternating_layers(divisions: list[Division | None]) -> None:
     def make() -> nn.Module:
         return Network(layers=6, hidden=(24, 40))

@@ -161,7 +161,9 @@ def _with_norm(clamp):
     return step
 
 
-@pytest.mark.parametrize("clamp", [nn.ReLU6(), nn.Hardtanh(-0.2, 0.2)], ids=["relu6", "hardtanh"])
+@pytest.mark.parametrize(
+    "clamp", [nn.ReLU6(), pytest.param(nn.Hardtanh(-0.2, 0.2), marks=pytest.mark.slow)], ids=["relu6", "hardtanh"]
+)
 def test_what_is_all_rounding_is_no_mistake(clamp):
     """Gradients of biases before a norm are only rounding error, and Adam makes full-size steps from them."""
     step = sidefx_train.compile(_with_norm(clamp), verify=3, fullgraph=True)

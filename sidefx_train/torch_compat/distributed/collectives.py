@@ -157,7 +157,7 @@ class OneProcess(TorchDispatchMode):
         if name in ("all_reduce", "broadcast"):
             name, tensor = f"{name}_", tensor.clone(memory_format=torch.contiguous_format)
         if name == "all_reduce_" and args[1] == "sum" and tensor.dtype is not torch.bool:
-            return tensor.mul_(size_of_group(args[2]))  # another value than before: writing to a wrong tensor shows
+            return tensor.mul_(size_of_group(args[2]) or 1)  # another value: writing to a wrong tensor shows
         if name in (_WAIT, "all_reduce_", "broadcast_"):
             return tensor
         if name == "all_gather_into_tensor":

@@ -86,7 +86,7 @@ def _trained(width: int, dtype: torch.dtype = torch.float32, counts: bool = True
 @pytest.mark.parametrize(
     ("width", "counts"),
     [
-        pytest.param(32, True, id="whole vectors-counters"),
+        pytest.param(32, True, id="whole vectors-counters", marks=pytest.mark.slow),
         pytest.param(20, False, id="rests-"),
         pytest.param(32, False, id="whole vectors-", marks=pytest.mark.slow),
         pytest.param(20, True, id="rests-counters", marks=pytest.mark.slow),

@@ -1,0 +1,348 @@
+"""Models of libraries that train with Lightning, on small synthetic data.
+
+``MODELS`` maps ``library.model`` to ``fit(callbacks)``, which trains for a few steps and returns the trained module.
+Libraries are imported by the function that needs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+Callbacks = list[Any]
+Fit = Callable[[Callbacks], nn.Module]
+
+MODELS: dict[str, Fit] = {}
+
+STEPS = 40
+QUIET: dict[str, Any] = {
+    "accelerator": "cpu",
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
+
+
+def model(fit: Fit) -> Fit:
+    """Registers a function named ``library__model``."""
+    MODELS[fit.__name__.replace("__", ".")] = fit
+    return fit
+
+
+class _Items(Dataset[Any]):
+    """A list as a dataset."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self._items = items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._items[index]
+
+
+def _trained(module: Any, loader: Any, callbacks: Callbacks, package: str = "lightning.pytorch") -> nn.Module:
+    import importlib
+
+    trainer = importlib.import_module(package).Trainer(
+        max_steps=STEPS, max_epochs=-1, callbacks=callbacks, num_sanity_val_steps=0, **QUIET
+    )
+    trainer.fit(module, loader)
+    return module
+
+
+def _series(count: int = 8, length: int = 80) -> np.ndarray:
+    """Returns seasonal series with noise, ``[count, length]``."""
+    random = np.random.default_rng(0)
+    time = np.arange(length)
+    phases = random.uniform(0, 6, (count, 1))
+    return np.sin(time / 4 + phases) + 0.1 * random.standard_normal((count, length)) + 2
+
+
+# --- lightly: self-supervised learning ---------------------------------------------------------------------------
+
+
+def _two_views(rows: int = 8) -> DataLoader[Any]:
+    images = torch.randn(16, rows, 3, 16, 16)
+    return DataLoader(_Items([((x, x + 0.1 * torch.randn_like(x)), 0) for x in images]), batch_size=None)
+
+
+def _backbone() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, 2, 1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 3, 2, 1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    )
+
+
+@model
+def lightly__simclr(callbacks: Callbacks) -> nn.Module:
+    import lightning.pytorch as pl
+    from lightly.loss import NTXentLoss
+    from lightly.models.modules import SimCLRProjectionHead
+
+    class SimCLR(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone, self.head = _backbone(), SimCLRProjectionHead(16, 16, 8)
+            self.criterion = NTXentLoss()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            first, second = batch[0]
+            loss = self.criterion(self.head(self.backbone(first)), self.head(self.backbone(second)))
+            self.log("loss", loss)
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.05)
+
+    return _trained(SimCLR(), _two_views(), callbacks)
+
+
+@model
+def lightly__byol(callbacks: Callbacks) -> nn.Module:
+    import copy
+
+    import lightning.pytorch as pl
+    from lightly.loss import NegativeCosineSimilarity
+    from lightly.models.modules import BYOLPredictionHead, BYOLProjectionHead
+    from lightly.models.utils import deactivate_requires_grad, update_momentum
+    from lightly.utils.scheduler import cosine_schedule
+
+    class BYOL(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone, self.projection = _backbone(), BYOLProjectionHead(16, 16, 8)
+            self.prediction = BYOLPredictionHead(8, 16, 8)
+            self.momentum_backbone = copy.deepcopy(self.backbone)
+            self.momentum_projection = copy.deepcopy(self.projection)
+            deactivate_requires_grad(self.momentum_backbone)
+            deactivate_requires_grad(self.momentum_projection)
+            self.criterion = NegativeCosineSimilarity()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            momentum = cosine_schedule(self.current_epoch, 10, 0.996, 1)
+            update_momentum(self.backbone, self.momentum_backbone, m=momentum)
+            update_momentum(self.projection, self.momentum_projection, m=momentum)
+            first, second = batch[0]
+            loss = 0.0
+            for one, other in ((first, second), (second, first)):
+                predicted = self.prediction(self.projection(self.backbone(one)))
+                target = self.momentum_projection(self.momentum_backbone(other)).detach()
+                loss = loss + 0.5 * self.criterion(predicted, target)
+            self.log("loss", loss)
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.05)
+
+    return _trained(BYOL(), _two_views(), callbacks)
+
+
+@model
+def lightly__dino(callbacks: Callbacks) -> nn.Module:
+    import copy
+
+    import lightning.pytorch as pl
+    from lightly.loss import DINOLoss
+    from lightly.models.modules import DINOProjectionHead
+    from lightly.models.utils import deactivate_requires_grad, update_momentum
+
+    class DINO(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.student, self.student_head = _backbone(), DINOProjectionHead(16, 16, 8, 32, freeze_last_layer=1)
+            self.teacher, self.teacher_head = copy.deepcopy(self.student), DINOProjectionHead(16, 16, 8, 32)
+            deactivate_requires_grad(self.teacher)
+            deactivate_requires_grad(self.teacher_head)
+            self.criterion = DINOLoss(output_dim=32, warmup_teacher_temp_epochs=2)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            update_momentum(self.student, self.teacher, m=0.99)
+            update_momentum(self.student_head, self.teacher_head, m=0.99)
+            views = batch[0]
+            teacher = [self.teacher_head(self.teacher(view)) for view in views]
+            student = [self.student_head(self.student(view)) for view in views]
+            loss = self.criterion(teacher, student, epoch=self.current_epoch)
+            self.log("loss", loss)
+            return loss
+
+        def on_after_backward(self) -> None:
+            self.student_head.cancel_last_layer_gradients(current_epoch=self.current_epoch)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(self.parameters(), lr=0.001)
+
+    return _trained(DINO(), _two_views(), callbacks)
+
+
+# --- MONAI: medical imaging --------------------------------------------------------------------------------------
+
+
+def _segmenting(net: nn.Module, loss_function: Any, shape: tuple[int, ...], callbacks: Callbacks) -> nn.Module:
+    import lightning.pytorch as pl
+
+    class Segmentation(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = loss_function(self.net(batch["image"]), batch["label"])
+            self.log("loss", loss, prog_bar=True)
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(self.parameters(), lr=0.001)
+
+    items = [
+        {"image": torch.randn(2, 1, *shape), "label": torch.randint(0, 2, (2, 1, *shape)).float(), "name": str(index)}
+        for index in range(8)
+    ]
+    return _trained(Segmentation(), DataLoader(_Items(items), batch_size=None), callbacks)
+
+
+@model
+def monai__unet(callbacks: Callbacks) -> nn.Module:
+    from monai.losses import DiceLoss
+    from monai.networks.nets import UNet
+
+    net = UNet(2, in_channels=1, out_channels=2, channels=(8, 16, 32), strides=(2, 2), num_res_units=1)
+    return _segmenting(net, DiceLoss(to_onehot_y=True, softmax=True), (32, 32), callbacks)
+
+
+@model
+def monai__unetr(callbacks: Callbacks) -> nn.Module:
+    from monai.losses import DiceFocalLoss
+    from monai.networks.nets import UNETR
+
+    net = UNETR(1, 2, (32, 32), feature_size=8, hidden_size=24, mlp_dim=48, num_heads=4, spatial_dims=2)
+    return _segmenting(net, DiceFocalLoss(to_onehot_y=True, softmax=True), (32, 32), callbacks)
+
+
+# --- pytorch-forecasting -----------------------------------------------------------------------------------------
+
+
+def _forecasting(callbacks: Callbacks, network: str, **options: Any) -> nn.Module:
+    import pandas as pd
+    import pytorch_forecasting as forecasting
+
+    series = _series()
+    frame = pd.DataFrame(
+        {
+            "value": series.ravel(),
+            "time": np.tile(np.arange(series.shape[1]), len(series)),
+            "group": np.repeat([f"g{index}" for index in range(len(series))], series.shape[1]),
+        }
+    )
+    dataset = forecasting.TimeSeriesDataSet(
+        frame,
+        time_idx="time",
+        target="value",
+        group_ids=["group"],
+        max_encoder_length=12,
+        max_prediction_length=4,
+        time_varying_unknown_reals=["value"],
+        static_categoricals=["group"],
+        time_varying_known_reals=["time"],
+        add_relative_time_idx=network == "TemporalFusionTransformer",
+        add_target_scales=False,
+    )
+    net = getattr(forecasting, network).from_dataset(dataset, learning_rate=0.01, **options)
+    loader = dataset.to_dataloader(train=True, batch_size=16, num_workers=0, shuffle=False)
+    return _trained(net, loader, callbacks)
+
+
+@model
+def pytorch_forecasting__tft(callbacks: Callbacks) -> nn.Module:
+    return _forecasting(callbacks, "TemporalFusionTransformer", hidden_size=8, attention_head_size=2, dropout=0.1)
+
+
+@model
+def pytorch_forecasting__deepar(callbacks: Callbacks) -> nn.Module:
+    return _forecasting(callbacks, "DeepAR", hidden_size=8, rnn_layers=1)
+
+
+# --- Darts -------------------------------------------------------------------------------------------------------
+
+
+def _darts(callbacks: Callbacks, name: str, **options: Any) -> nn.Module:
+    import darts.models
+    from darts import TimeSeries
+
+    series = [TimeSeries.from_values(row.astype(np.float32)) for row in _series(4)]
+    network = getattr(darts.models, name)(
+        input_chunk_length=12,
+        output_chunk_length=4,
+        n_epochs=3,
+        batch_size=16,
+        random_state=0,
+        pl_trainer_kwargs={
+            "accelerator": "cpu",
+            "callbacks": callbacks,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+        },
+        **options,
+    )
+    network.fit(series)
+    return network.model
+
+
+@model
+def darts__nbeats(callbacks: Callbacks) -> nn.Module:
+    return _darts(callbacks, "NBEATSModel", num_stacks=2, num_blocks=1, layer_widths=16)
+
+
+@model
+def darts__block_rnn(callbacks: Callbacks) -> nn.Module:
+    return _darts(callbacks, "BlockRNNModel", model="LSTM", hidden_dim=8)
+
+
+@model
+def darts__tcn(callbacks: Callbacks) -> nn.Module:
+    return _darts(callbacks, "TCNModel", num_filters=4, dropout=0.1)
+
+
+# --- neuralforecast ----------------------------------------------------------------------------------------------
+
+
+def _neural(callbacks: Callbacks, name: str, **options: Any) -> nn.Module:
+    import pandas as pd
+    from neuralforecast import NeuralForecast, models
+
+    series = _series()
+    frame = pd.DataFrame(
+        {
+            "unique_id": np.repeat([f"g{index}" for index in range(len(series))], series.shape[1]),
+            "ds": np.tile(np.arange(series.shape[1]), len(series)),
+            "y": series.ravel(),
+        }
+    )
+    net = getattr(models, name)(
+        h=4, input_size=12, max_steps=STEPS, callbacks=callbacks, random_seed=0, **QUIET, **options
+    )
+    NeuralForecast(models=[net], freq=1).fit(frame)
+    return net
+
+
+@model
+def neuralforecast__nhits(callbacks: Callbacks) -> nn.Module:
+    return _neural(callbacks, "NHITS", mlp_units=3 * [[16, 16]])
+
+
+@model
+def neuralforecast__lstm(callbacks: Callbacks) -> nn.Module:
+    return _neural(callbacks, "LSTM", encoder_hidden_size=8, decoder_hidden_size=8)

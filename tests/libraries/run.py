@@ -1,0 +1,158 @@
+"""Trains models of libraries that use Lightning, plainly and with ``SideFXCompile``, and compares them.
+
+    python tests/libraries/run.py [-k NAME] [--backends eager inductor] [--results FOLDER] [--again]
+
+Every training is a process of its own. Its figures are a file in ``FOLDER`` (``build/libraries``), and are taken from
+there the next time, unless ``--again`` is given. ``backend="eager"`` must leave the same weights bit for bit. Under
+Inductor their relative distance must be below ``LIMIT``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+SECONDS = 600
+"""Time limit of one training."""
+
+UNTIMED = 20
+"""First steps, which capture, compile, and compare times with eager's."""
+
+LIMIT = 1e-2
+"""Largest distance under Inductor: rounding grows over the steps."""
+
+
+def train(name: str, mode: str) -> dict[str, Any]:
+    """Trains a model; returns its figures."""
+    import lightning.pytorch as pl
+    import numpy as np
+    import torch
+
+    import sidefx_train
+    from tests.libraries.models import MODELS
+
+    times: list[float] = []
+
+    class Timer(pl.Callback):
+        def on_train_batch_start(self, *_: Any) -> None:
+            self.began = time.perf_counter()
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            times.append(time.perf_counter() - self.began)
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    np.random.seed(0)
+    captured = None
+    callbacks: list[Any] = [Timer()]
+    if mode != "plain":
+        captured = sidefx_train.SideFXCompile(backend=mode, warmup="now", rng="eager")
+        callbacks.append(captured)
+    began = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module = MODELS[name](callbacks)
+    figures: dict[str, Any] = {"seconds": time.perf_counter() - began, "steps": len(times)}
+    figures["step"] = statistics.median(times[UNTIMED:])
+    figures["state"] = {
+        key: value.detach().double().flatten().tolist()
+        for key, value in module.state_dict().items()
+        if isinstance(value, torch.Tensor) and not key.endswith("num_batches_tracked")
+    }
+    if captured is not None and captured.report is not None:
+        report = captured.report
+        figures |= {"graphs": report.graph_count, "breaks": len(report.breaks), "recaptures": len(report.recaptures)}
+        figures |= {"calls": report.calls, "replays": report.replays}
+        reasons = (*report.breaks, *report.fallbacks)
+        figures["why"] = list(dict.fromkeys(f"{found.code} {found.reason}" for found in reasons))
+    return figures
+
+
+def figures_of(name: str, mode: str, folder: Path, again: bool) -> dict[str, Any]:
+    """Returns the figures of a training, from a file if there is one."""
+    path = folder / f"{name}.{mode}.json"
+    if again or not path.exists():
+        path.unlink(missing_ok=True)
+        command = [sys.executable, __file__, "--one", name, "--mode", mode, "--results", str(folder)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            return {"failed": f"took more than {SECONDS} s"}
+        if not path.exists():
+            said = (done.stderr.strip() or "no output").splitlines()[-1]
+            return {"failed": f"exit {done.returncode}: {said}"[:200], "log": done.stderr[-3000:]}
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def distance(a: dict[str, list[float]], b: dict[str, list[float]]) -> float:
+    """Returns the norm of the difference of two states, relative to the norm of the first."""
+    off = sum((x - y) ** 2 for key in a for x, y in zip(a[key], b[key], strict=True) if x == x or y == y)
+    return float((off / max(sum(x**2 for values in a.values() for x in values if x == x), 1e-30)) ** 0.5)
+
+
+def row(name: str, mode: str, plain: dict[str, Any], ours: dict[str, Any]) -> tuple[bool, str]:
+    """Returns whether a captured training is right, and its row of the table."""
+    if "failed" in ours:
+        return False, f"| {name} | {mode} | {ours['failed']} | | | | | | |"
+    off = distance(plain["state"], ours["state"])
+    agrees = off == 0 if mode == "eager" else off < LIMIT
+    agreement = "bitwise" if off == 0 else f"{off:.1e}"
+    counts = [ours.get(key, 0) for key in ("graphs", "breaks", "recaptures")]
+    share = f"{ours.get('replays', 0)}/{ours.get('calls', 0)} of {ours['steps']}"
+    ratio = f"{plain['step'] / ours['step']:.2f}"
+    why = "; ".join(ours.get("why", []))[:300]
+    cells = [name, mode, agreement if agrees else f"DIFFERS {agreement}", *map(str, counts), share, ratio, why]
+    return agrees, f"| {' | '.join(cells)} |"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("-k", default="", help="only models whose name contains this")
+    parser.add_argument("--backends", nargs="+", default=["eager", "inductor"])
+    parser.add_argument("--results", type=Path, default=ROOT / "build" / "libraries")
+    parser.add_argument("--again", action="store_true", help="ignore figures of earlier runs")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--mode", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    args.results.mkdir(parents=True, exist_ok=True)
+    if args.one:
+        (args.results / f"{args.one}.{args.mode}.json").write_text(json.dumps(train(args.one, args.mode)))
+        return 0
+    from tests.libraries.models import MODELS
+
+    print("| model | backend | against plain | graphs | breaks | recaptures | replayed | x plain | why |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    wrong = 0
+    for name in MODELS:
+        if args.k not in name:
+            continue
+        plain = figures_of(name, "plain", args.results, args.again)
+        if "failed" in plain:
+            print(f"| {name} | plain | {plain['failed']} | | | | | | |", flush=True)
+            continue
+        for backend in args.backends:
+            good, line = row(name, backend, plain, figures_of(name, backend, args.results, args.again))
+            wrong += not good
+            print(line, flush=True)
+    print(f"\n{wrong} wrong")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except Exception:
+        traceback.print_exc()
+        sys.exit(2)

@@ -9,33 +9,18 @@ import torch
 
 from sidefx_train.bench import ranks
 from sidefx_train.bench.hand_graph import HandGraph
-from sidefx_train.bench.workloads import Batch, Unavailable, Workload
+from sidefx_train.bench.workloads import Batch, Step, Unavailable, Workload, train_step
 from sidefx_train.compile.api import compile_step
-
-Step = Callable[[Batch], torch.Tensor]
-
-
-def _train_step(workload: Workload, optimizer: torch.optim.Optimizer) -> Step:
-    model, loss_of = workload.model, workload.loss
-
-    def train_step(batch: Batch) -> torch.Tensor:
-        loss = loss_of(model, batch)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    return train_step
 
 
 def eager(workload: Workload) -> Step:
     """The step as people write it, with the fused optimizer."""
-    return _train_step(workload, workload.optimizer(True))
+    return train_step(workload.model, workload, workload.optimizer(True))
 
 
 def sidefx(workload: Workload) -> Step:
     """The same step as :func:`eager`, captured, also where that is slower."""
-    return compile_step(_train_step(workload, workload.optimizer(True)), keep_slower=True)
+    return compile_step(train_step(workload.model, workload, workload.optimizer(True)), keep_slower=True)
 
 
 def torch_compile_loss(workload: Workload) -> Step:
@@ -67,7 +52,9 @@ def hand_graph(workload: Workload) -> Step:
     """
     if not workload.batches[0][0].is_cuda:
         raise Unavailable("CUDA graphs need a CUDA device")
-    return HandGraph(_train_step(workload, workload.optimizer(True, capturable=True)), workload.batches[0])
+    return HandGraph(
+        train_step(workload.model, workload, workload.optimizer(True, capturable=True)), workload.batches[0]
+    )
 
 
 def _torch_compile(workload: Workload, optimizer: Any, compile_update: bool, mode: str | None = None) -> Step:

@@ -16,10 +16,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from sidefx_train.bench.workloads import Batch, Workload
+from sidefx_train.bench.workloads import Batch, Step, Workload, train_step
 from sidefx_train.compile.api import compile_step
 
 SUITE = "distributed"
@@ -34,32 +33,17 @@ PROFILED_STEPS = 5
 SCALING = (8, 64, 512)
 """Numbers of processes for which the communication of a step is computed."""
 
-Step = Callable[[Batch], torch.Tensor]
-
-
-def _train_step(model: nn.Module, workload: Workload) -> Step:
-    optimizer, loss_of = workload.optimizer(True), workload.loss
-
-    def train_step(batch: Batch) -> torch.Tensor:
-        loss = loss_of(model, batch)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    return train_step
-
 
 def ddp(workload: Workload) -> Step:
     """``DistributedDataParallel`` with the fused optimizer."""
-    return _train_step(DistributedDataParallel(workload.model), workload)
+    return train_step(DistributedDataParallel(workload.model), workload, workload.optimizer(True))
 
 
 def compiled_ddp(workload: Workload) -> Step:
     """``torch.compile`` of the wrapped model's loss; the fused optimizer runs eagerly."""
     model = DistributedDataParallel(workload.model)
     compiled = torch.compile(lambda batch: workload.loss(model, batch))
-    return _train_step(model, replace(workload, loss=lambda _, batch: compiled(batch)))
+    return train_step(model, replace(workload, loss=lambda _, batch: compiled(batch)), workload.optimizer(True))
 
 
 def fsdp2(workload: Workload) -> Step:
@@ -69,7 +53,7 @@ def fsdp2(workload: Workload) -> Step:
     for block in getattr(workload.model, "blocks", ()):
         fully_shard(block)
     fully_shard(workload.model)
-    return _train_step(workload.model, workload)
+    return train_step(workload.model, workload, workload.optimizer(True))
 
 
 def sidefx(workload: Workload) -> Step:

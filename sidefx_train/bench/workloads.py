@@ -19,6 +19,7 @@ LR, LR_LARGE, WEIGHT_DECAY = 1e-3, 1e-4, 1e-2
 SGD_LR, SGD_LR_LARGE, SGD_MOMENTUM = 1e-2, 1e-3, 0.9
 
 Batch = tuple[torch.Tensor, torch.Tensor]
+Step = Callable[[Batch], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -322,6 +323,20 @@ GOALS = {
     "hf_gpt2_tiny": 2.0,
 }
 """Required speed-ups of a captured step over eager."""
+
+
+def train_step(model: nn.Module, workload: Workload, optimizer: torch.optim.Optimizer) -> Step:
+    """Returns the training step of a workload as people write it, with its model or a wrapper of it."""
+    loss_of = workload.loss
+
+    def train_step(batch: Batch) -> torch.Tensor:
+        loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return train_step
 
 
 def build(suite: str, name: str, device: str = "cpu") -> Workload:

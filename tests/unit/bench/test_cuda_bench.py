@@ -121,7 +121,8 @@ def test_a_process_that_was_ready_in_time_is_not_late(tmp_path):
 def test_large_models_train(make, monkeypatch):
     monkeypatch.setitem(workloads.SUITES, "tiny", {"one": make})
     results = []
-    for build_step in (contenders.eager, lambda workload: contenders._train_step(workload, workload.optimizer(False))):
+    foreach = lambda made: workloads.train_step(made.model, made, made.optimizer(False))
+    for build_step in (contenders.eager, foreach):
         workload = workloads.build("tiny", "one")
         before = workloads.parameters(workload.model)
         step = build_step(workload)

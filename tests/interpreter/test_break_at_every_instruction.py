@@ -352,6 +352,7 @@ def _without_caller(error: Any) -> Any:
 
 
 MOST = 500
+"""Places of a body at which the quick tests stop; those marked slow stop at all."""
 
 
 @pytest.mark.parametrize("most", [MOST, pytest.param(sys.maxsize, marks=pytest.mark.slow)], ids=["many", "all"])

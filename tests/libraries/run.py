@@ -70,7 +70,7 @@ def train(name: str, mode: str) -> dict[str, Any]:
         for key, value in module.state_dict().items()
         if isinstance(value, torch.Tensor) and not key.endswith("num_batches_tracked")
     }
-    if captured is not None and captured.report is not None:
+    if captured is not None:
         report = captured.report
         figures |= {"graphs": report.graph_count, "breaks": len(report.breaks), "recaptures": len(report.recaptures)}
         figures |= {"calls": report.calls, "replays": report.replays}

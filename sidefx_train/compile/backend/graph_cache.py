@@ -81,10 +81,12 @@ class Lowered:
 
 def key_of(traced: TracedGraph, config: CompileConfig) -> str | None:
     """Returns the cache key of a lowered graph; ``None`` for a graph that is not cached."""
-    graph = traced.module.graph
-    if accelerator_of(graph) is not None or communicates(graph):
-        return None  # there is no single library to keep: Inductor's own cache keeps its kernels
-    return identity_of(traced, config)
+    return identity_of(traced, config) if has_library(traced) else None
+
+
+def has_library(traced: TracedGraph) -> bool:
+    """Returns False for a graph that becomes no single library: Inductor's own cache keeps its kernels."""
+    return accelerator_of(traced.module.graph) is None and not communicates(traced.module.graph)
 
 
 def identity_of(traced: TracedGraph, config: CompileConfig) -> str | None:

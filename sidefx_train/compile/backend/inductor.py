@@ -36,7 +36,16 @@ from sidefx_train.compile.backend.cpp_codegen.region_wrapper import (
     region_module,
     regions_note,
 )
-from sidefx_train.compile.backend.graph_cache import Lowered, cache_tag, find, identity_of, is_kept, keep, key_of
+from sidefx_train.compile.backend.graph_cache import (
+    Lowered,
+    cache_tag,
+    find,
+    has_library,
+    identity_of,
+    is_kept,
+    keep,
+    key_of,
+)
 from sidefx_train.compile.backend.pass_list import PassOptions, run_passes
 from sidefx_train.compile.backend.passes.keep_composite_ops import join_complex, kept_composite_ops
 from sidefx_train.compile.backend.passes.repeated_regions import Division, find_regions
@@ -132,7 +141,8 @@ def build_inductor(traced: TracedGraph, config: CompileConfig) -> Executable:
     graph = traced.module.graph
     start_build(may_add_rows(graph), has_layers(graph), has_attention(graph))
     keep_freed_memory()
-    key, identity = key_of(traced, config), identity_of(traced, config)
+    identity = identity_of(traced, config)
+    key = identity if has_library(traced) else None
 
     def found() -> Executable | None:
         lowered = find(key, traced, load_library) if key is not None else None

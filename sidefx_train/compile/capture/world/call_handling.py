@@ -54,6 +54,7 @@ from sidefx_train.compile.capture.world.native_call_facts import (
 )
 from sidefx_train.compile.capture.world.native_calls import (
     builtin_methods,
+    cpp_warnings,
     deferred_warnings,
 )
 from sidefx_train.compile.capture.world.native_calls import (
@@ -437,7 +438,7 @@ class Calls:
                 fn, args, kwargs = self.tracer.proxy_mode.probes.given_to(fn, args, kwargs)
             if type(fn) is types.FunctionType:
                 return deferred_warnings.call_watched(self.world, fn, args, kwargs)
-            return fn(*args, **kwargs)
+            return cpp_warnings.call(self.world, fn, args, kwargs)
         except compat.data_dependent_errors() as error:
             self.world.random_draws.want(inside((args, kwargs)))
             self.world.host_reads.want(inside((args, kwargs)))
@@ -501,7 +502,8 @@ class Calls:
             call = alive.reentry_callbacks[number]
             swapped, watch = alive.reentry.swapped, warning_watch.suspend()
             try:
-                answer = alive.reentry.outside(lambda: call(*args, **kwargs)) if swapped else call(*args, **kwargs)
+                with cpp_warnings.untouched_filters():
+                    answer = alive.reentry.outside(lambda: call(*args, **kwargs)) if swapped else call(*args, **kwargs)
             finally:
                 warning_watch.resume(watch)
             return (

@@ -1,5 +1,6 @@
 """Checks every graph that a test builds after every pass, and what a test leaves of torch's state."""
 
+import gc
 import os
 import sys
 import warnings
@@ -7,6 +8,12 @@ import warnings
 import pytest
 
 os.environ.setdefault("SIDEFX_CHECK_GRAPHS", "1")
+
+
+def pytest_collection_finish():
+    """Keeps the modules of the tests out of later garbage collections, which took a third of the time of a run."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

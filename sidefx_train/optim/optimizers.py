@@ -40,7 +40,10 @@ def _no_profiler_range(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[st
 
 @registry.intercept_method(Optimizer, "_init_group")
 def _state_before_the_trace(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Creates missing optimizer state on copies, then lets ``_init_group`` run as usual."""
+    """Creates missing optimizer state on copies, then lets ``_init_group`` run as usual.
+
+    With tensor subclasses among the parameters it is created in the step: that runs Python of theirs.
+    """
     record = world.heap.record_of(args[0])
     if not isinstance(record, InstanceRecord) or len(args) < 2:
         return ABSENT
@@ -55,7 +58,7 @@ def _state_before_the_trace(world: TraceWorld, args: tuple[Any, ...], kwargs: di
         for p in map(world.heap.record_of, params)
         if isinstance(p, (TensorRecord, LeafRecord)) and _lacks(state_record, p)
     ]
-    if not missing:
+    if not missing or any(compat.is_wrapper(p) for held in record.real.param_groups for p in held["params"]):
         return ABSENT
     made, flags = _first_step(record.real, _real_group(world, group), missing)
     _settle_flags(world, record, flags)

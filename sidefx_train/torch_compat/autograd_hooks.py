@@ -10,6 +10,7 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.optim import optimizer as optimizer_module
 
 from sidefx_train.torch_compat.transforms import outside_transforms
+from sidefx_train.torch_compat.wrapper_tensors import is_wrapper, node_of_leaf
 
 
 def hooks_of(tensor: torch.Tensor) -> tuple[Any, Any]:
@@ -75,6 +76,8 @@ node_hooks = _NodeHooks()
 def accumulator_of(leaf: torch.Tensor) -> Any:
     """Returns the ``AccumulateGrad`` node of a leaf."""
     with outside_transforms(), disable_proxy_modes_tracing(), torch.inference_mode(False), torch.enable_grad():
+        if is_wrapper(leaf):
+            return node_of_leaf(leaf)
         return torch.autograd.graph.get_gradient_edge(leaf).node
 
 

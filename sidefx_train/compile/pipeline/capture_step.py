@@ -25,7 +25,8 @@ from sidefx_train.compile.capture.recording.tracer import GraphTracer
 from sidefx_train.compile.capture.resume.resume_function import given_names, is_continuation
 from sidefx_train.compile.capture.resume.suspension import StopPoint, Suspension, frames_of, stop_points, suspend
 from sidefx_train.compile.capture.shadows.containers.iterators import given_state
-from sidefx_train.compile.capture.shadows.objects.tensors import guard_accumulation_hooks
+from sidefx_train.compile.capture.shadows.objects.leaf_hooks import guard_accumulation_hooks
+from sidefx_train.compile.capture.shadows.objects.wrapper_tensors import WrapperRecord
 from sidefx_train.compile.capture.shadows.records import TensorRecord
 from sidefx_train.compile.capture.side_effects.collect import bases_wanted, collect
 from sidefx_train.compile.capture.side_effects.effect import SideEffects
@@ -284,6 +285,8 @@ class CaptureRun:
         has_collectives = communicates(self.tracer.graph)
         if world.assumptions and (residual.metadata.tangents or has_collectives):
             return replace(self.spec, assumes_nothing=True)  # a split graph, or one that cannot run again
+        if residual.metadata.tangents:
+            _refuse_differentiated_wrappers(world)
         if residual.metadata.tangents and has_collectives:
             world.heap.refuse("SFX103", "calls collectives in a step whose backward runs outside of it")
         if residual.metadata.tangents:
@@ -370,6 +373,15 @@ class CaptureRun:
         else:
             holds = stop_guard(self.world, self.args, self.kwargs)
         return CaptureFailed(stop.code, stop.reason, stop.location, holds, points=points)
+
+
+def _refuse_differentiated_wrappers(world: TraceWorld) -> None:
+    """Refuses tensor subclasses in a forward whose backward runs outside."""
+    records = world.heap.by_real.values()
+    leaf = next((each for each in records if isinstance(each, WrapperRecord) and each.requires_grad), None)
+    which = world.wrapper_dispatch.differentiable or (None if leaf is None else leaf.source.label)
+    if which is not None:
+        world.heap.refuse("SFX107", f"the backward outside of the step passes through tensor subclasses ({which})")
 
 
 def _made_generators(world: TraceWorld, traced: TracedGraph) -> list[torch.Generator]:

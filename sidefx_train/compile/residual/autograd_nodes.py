@@ -41,6 +41,31 @@ def _freed(name: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
 _ANCHOR = torch.zeros((), requires_grad=True)
 
 
+def freed_result(name: str, make: Callable[..., torch.Tensor], *args: Any) -> torch.Tensor:
+    """Returns ``make(*args)`` as the result of a node called ``name`` whose graph is freed."""
+    with torch.enable_grad():
+        return _freed_result(name)(make, args, _ANCHOR)
+
+
+@functools.cache
+def _freed_result(name: str) -> Callable[..., torch.Tensor]:
+    """Returns a function that calls another one; the backward of its result raises that the graph is freed."""
+
+    class Freed(torch.autograd.Function):
+        @staticmethod
+        def forward(
+            ctx: Any, make: Callable[..., torch.Tensor], args: tuple[Any, ...], anchor: torch.Tensor
+        ) -> torch.Tensor:
+            return make(*args)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+            raise RuntimeError(FREED_MESSAGE)
+
+    _name_node(Freed, name)
+    return compat.apply_of(Freed)  # type: ignore[no-any-return]
+
+
 def freed(value: torch.Tensor, name: str) -> torch.Tensor:
     """Returns ``value`` as eager would after ``backward()``: it requires grad, its graph is freed."""
     if torch.is_grad_enabled():

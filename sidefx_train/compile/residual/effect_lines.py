@@ -86,6 +86,8 @@ def _content_lines(writer: Writer, rebuilder: Rebuilder, effect: Effect, owner: 
         return [call("clear")]
     if kind == "advance":
         return [f"{writer.constant(advance)}({owner}, {value})"]
+    if kind == "count_writes":
+        return [f"{writer.constant(compat.count_writes)}({owner}, {value})"]
     if kind == "set_cell":
         return [f"{owner}.cell_contents = {rebuilder.expression(value)}"]
     if kind == "del_cell":

@@ -252,11 +252,18 @@ def _belongs_to_trace(value: Any) -> bool:
     """
     kind = type(value)
     if kind is tuple or kind is list:
-        return any(type(item) is compat.FakeTensor for item in value)
+        return any(map(_is_shadow, value))
     if kind is types.FunctionType and value.__closure__:
         cells = [ABSENT if not cell_is_set(cell) else cell.cell_contents for cell in value.__closure__]
-        return any(type(item) is compat.FakeTensor or _is_callback(item) for item in cells)
-    return kind is compat.FakeTensor
+        return any(_is_shadow(item) or _is_callback(item) for item in cells)
+    return _is_shadow(value)
+
+
+def _is_shadow(value: Any) -> bool:
+    """Returns True for a fake tensor, and for a tensor subclass over fake tensors."""
+    if compat.is_wrapper(value):
+        return any(map(_is_shadow, vars(value).values()))
+    return type(value) is compat.FakeTensor
 
 
 def _is_callback(value: Any) -> bool:

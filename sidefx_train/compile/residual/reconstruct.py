@@ -63,6 +63,8 @@ from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE
 from sidefx_train.compile.common.source_literals import is_name
 from sidefx_train.compile.common.type_checks import attribute_of, bound, descriptor_of, safe_isinstance, shows_another
 from sidefx_train.compile.distributed.collective_calls import PendingCollective
+from sidefx_train.compile.graph.freed_history import is_freed
+from sidefx_train.compile.residual.autograd_nodes import freed_result
 from sidefx_train.compile.residual.tensor_outputs import TensorRebuilder
 from sidefx_train.compile.residual.view_replay import KnownOutputs
 
@@ -110,6 +112,8 @@ class Rebuilder(TensorRebuilder):
             return self.expression(value.value)
         if compat.is_dtensor(value):
             return self._dtensor(value)
+        if compat.is_wrapper(value):
+            return self._wrapper(value)
         if safe_isinstance(value, torch.Tensor):
             made = self._remember(value, self._marked(value, self.tensor(value)))
             self._tag(value, made)
@@ -206,6 +210,34 @@ class Rebuilder(TensorRebuilder):
         maker, spec = self.writer.constant(compat.make_dtensor), self.writer.constant(compat.spec_of(value), "spec")
         local = self.expression(compat.local_of(value))
         return self._remember(value, f"{maker}({local}, {spec}, {value.requires_grad})")
+
+    def _wrapper(self, value: Any) -> str:
+        """Returns a wrapper subclass that the step created, with its attributes; none of its class's Python runs."""
+        heap, kind = self.world.heap, type(value).__qualname__
+        history = value.grad_fn
+        if value._is_view() or value.is_inference() or not (history is None or is_freed(self.world.freed, history)):
+            heap.refuse("SFX107", f"a {kind}, a tensor subclass with an autograd history, leaves the step")
+        storage = compat.storage_id(value)
+        if any(compat.storage_id(other) == storage for other in self._wrappers_around(value)):
+            heap.refuse("SFX107", f"a {kind}, a tensor subclass that shares storage with another, leaves the step")
+        leaf = history is None and value.requires_grad
+        layout = (value.shape, value.stride(), value.storage_offset(), value.dtype, value.device, leaf)
+        maker, cls = self.writer.constant(compat.make_wrapper), self.writer.constant(type(value))
+        arguments = f"{cls}, {', '.join(map(self.expression, layout))}"
+        if history is None:
+            name = self._remember(value, f"{maker}({arguments})")
+        else:
+            node = self.writer.constant(type(history).__name__)
+            name = self._remember(value, f"{self.writer.constant(freed_result)}({node}, {maker}, {arguments})")
+        self._attributes(name, value)
+        if value._version:
+            self.lines.append(f"{self.writer.constant(compat.count_writes)}({name}, {value._version})")
+        return self._with_gradient(value, name)
+
+    def _wrappers_around(self, value: Any) -> list[Any]:
+        """Returns the wrapper subclasses from outside, and those that leave the step too, other than ``value``."""
+        outside = [record.shadow for record in self.world.heap.by_real.values()]
+        return [each for each in (*outside, *self._keep) if each is not value and compat.is_wrapper(each)]
 
     def _tag(self, value: torch.Tensor, expression: str) -> None:
         """Sets the attributes that the step set on a tensor."""

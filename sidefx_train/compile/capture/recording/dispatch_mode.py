@@ -85,6 +85,7 @@ class RepeatingMode(compat.RecordingMode):
         self.grad_switched = False
         self.probes = Probes(tracer)
         self.observer: Any = None
+        self._wrapper_depth = 0
         self._lines: dict[int, Location | None] = {}  # by sequence number of the autograd node
 
     def draws(self, kind: str) -> list[fx.Node]:
@@ -109,6 +110,8 @@ class RepeatingMode(compat.RecordingMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if compat.has_dtensor(types):
             return self._dispatch_dtensors(func, args, kwargs or {})
+        if any(map(compat.is_wrapper_class, types)):
+            return self._dispatch_wrappers(func, types, args, kwargs or {})
         if func is compat.DEVICE_OF:  # C++ reads it often: autograd for every gradient
             return args[0].device
         if func not in compat.READS:
@@ -131,6 +134,15 @@ class RepeatingMode(compat.RecordingMode):
             made = func(*args, **kwargs)
         self.probes.check_dtensors()
         return made
+
+    def _dispatch_wrappers(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Has the Python of wrapper subclasses interpreted: it calls operators of inner tensors."""
+        self._wrapper_depth += 1
+        try:
+            with self:
+                return self.graph_tracer.wrapper_dispatch(func, types, args, kwargs)
+        finally:
+            self._wrapper_depth -= 1
 
     def _record_operator(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(func, compat.HigherOrderOperator):
@@ -162,7 +174,8 @@ class RepeatingMode(compat.RecordingMode):
             for fake_value in (made, self._node(func).meta["val"]):
                 if fake_value.stride() != empty[0].stride():
                     compat.set_strides(fake_value, empty[0].stride())
-        count_lists(func, args)
+        if not self._wrapper_depth:  # below autograd, nothing is counted
+            count_lists(func, args)
         self._annotate(called, func, args, made)
         return made
 
@@ -214,7 +227,8 @@ class RepeatingMode(compat.RecordingMode):
         with self:
             for each, item, named in calls:
                 each(*item, **named)
-        count_lists(func, args)
+        if not self._wrapper_depth:  # below autograd, nothing is counted
+            count_lists(func, args)
         return None
 
     def _drawn_before(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

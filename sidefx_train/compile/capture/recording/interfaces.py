@@ -30,6 +30,7 @@ class GraphRecorder(Protocol):
     stop: Unsupported | None
     locate: Callable[[], Location | None]
     touches: Callable[[], None]
+    wrapper_dispatch: Callable[..., Any]
 
     def node_of(self, value: Any) -> fx.Node: ...
 

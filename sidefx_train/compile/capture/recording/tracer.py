@@ -30,6 +30,10 @@ def _nowhere() -> None:
     return None
 
 
+def _declined(*args: Any) -> Any:
+    return NotImplemented
+
+
 class GraphTracer:
     """One FX graph under construction, with its fake mode.
 
@@ -38,6 +42,7 @@ class GraphTracer:
         memory: handles storage replacement and resize; ``None`` without a shadow table.
         locate: returns the program's current line.
         touches: called for each operation that does more than read a tensor.
+        wrapper_dispatch: runs an operator of wrapper subclasses: its function, their classes, and its arguments.
     """
 
     def __init__(self) -> None:
@@ -53,6 +58,7 @@ class GraphTracer:
         self.memory: StorageHandler | None = None
         self.locate: Callable[[], Location | None] = _nowhere
         self.touches: Callable[[], None] = _nowhere
+        self.wrapper_dispatch: Callable[..., Any] = _declined
         self.stop: Unsupported | None = None
         """Error that makes the recording unusable, found where it could not be raised."""
         self._alias_fakes: list[torch.Tensor | None] = []

@@ -48,6 +48,7 @@ class ShadowTableAPI(GuardRecorder, ABC):
     sizes: list[tuple[Any, Source]]
     static_roots: set[int]
     host_roots: set[int]
+    fixed_roots: set[int]
     watched: dict[int, str]
     new_namespaces: dict[int, tuple[dict[str, Any], Any]]
     dropped: Callable[[str], None]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.guards.guard import TensorFacts
 from sidefx_train.compile.capture.shadows.containers.iterators import IteratorRecord
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
 from sidefx_train.compile.capture.shadows.containers.sets import SetRecord
@@ -20,6 +21,7 @@ from sidefx_train.compile.capture.shadows.deferred_values import TraceKey
 from sidefx_train.compile.capture.shadows.finalizers import check_dropped
 from sidefx_train.compile.capture.shadows.objects import weak_references
 from sidefx_train.compile.capture.shadows.objects.outside_exceptions import ExceptionRecord
+from sidefx_train.compile.capture.shadows.objects.wrapper_tensors import WrapperRecord
 from sidefx_train.compile.capture.shadows.records import UNREAD, InstanceRecord, LeafRecord, TensorRecord
 from sidefx_train.compile.capture.side_effects.checkpoint import Checkpoint
 from sidefx_train.compile.capture.side_effects.effect import Effect, EffectKind, SideEffects
@@ -82,7 +84,7 @@ def _changes(world: CaptureContext, finished: bool) -> list[Effect]:
         elif safe_isinstance(record, TensorRecord):
             changes += _tensor(world, record, finished)
         elif safe_isinstance(record, LeafRecord):
-            changes += _leaf(record)
+            changes += _leaf(record, finished)
         if record.instance is not None:
             changes += _instance(record.instance)
     for cell in heap.cells.values():
@@ -273,14 +275,28 @@ def has_history_of_base(world: CaptureContext, record: TensorRecord) -> bool:
     return _history(base) is (None if base.edge is None else base.edge.node) or gets_new_history(world, base)
 
 
-def _leaf(record: LeafRecord) -> list[Effect]:
+def _wrapper(record: WrapperRecord, finished: bool) -> list[Effect]:
+    """Returns the writes to a wrapper subclass; its attributes and inner tensors have records of their own."""
+    refuse, label = record.heap.refuse, record.source.label
+    if TensorFacts.of(record.shadow) != record.facts and record.shadow.requires_grad is record.requires_grad:
+        refuse("SFX109", f"changes the shape of {label}, a tensor subclass")
+    if record.shadow.grad_fn is not None:
+        refuse("SFX107", f"{label}, a tensor subclass, joins the step's autograd graph")
+    if finished and hook_numbers(record.shadow) != (record.hooks or ((), ())):
+        refuse("SFX111", f"leaves a hook registered on {label}; register it before the step")
+    writes = record.shadow._version - record.version
+    return [Effect("count_writes", record.source, None, writes)] if writes else []
+
+
+def _leaf(record: LeafRecord, finished: bool) -> list[Effect]:
     if record.shadow.requires_grad != record.requires_grad:
         record.heap.refuse("SFX111", f"sets {record.source.label}.requires_grad")
     if compat.gradient_dtype(record.shadow) is not record.gradient_dtype:
         record.heap.refuse("SFX111", f"sets {record.source.label}.grad_dtype")
+    changes = _wrapper(record, finished) if safe_isinstance(record, WrapperRecord) else []
     if record.grad is UNREAD or record.shadow.grad is record.grad:
-        return []
-    return [Effect("set_grad", record.source, None, record.shadow.grad)]
+        return changes
+    return [*changes, Effect("set_grad", record.source, None, record.shadow.grad)]
 
 
 def _tensor(world: CaptureContext, record: TensorRecord, finished: bool) -> list[Effect]:

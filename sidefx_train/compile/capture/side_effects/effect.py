@@ -30,6 +30,7 @@ EffectKind = Literal[
     "detach",
     "set_data",
     "grow",
+    "count_writes",
     "advance",
 ]
 
@@ -79,6 +80,8 @@ class Effect:
             return f"sets variable {label}"
         if self.kind == "advance":
             return f"takes {'the rest' if self.value is None else self.value} from {label}"
+        if self.kind == "count_writes":
+            return f"writes to {label}"
         if self.kind == "set_grad":
             return f"sets {label}.grad"
         if self.kind in ("set_data", "grow"):

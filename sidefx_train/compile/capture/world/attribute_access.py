@@ -42,6 +42,9 @@ _OF_ALL_NUMBERS = frozenset({"__class__", "__doc__", "imag", "denominator"})
 _OTHER_NAMESPACES = (type, types.ModuleType, types.FunctionType, torch.Tensor)
 """Objects whose ``__dict__`` is not a plain instance dict."""
 
+_HIDDEN_OF_WRAPPERS = frozenset({"__dict__", "_version", "data"})
+"""Attributes of wrapper subclasses that no shadow answers for."""
+
 _SHOWN_TYPES: dict[type, type] = {
     weak_references.ShadowRef: weakref.ref,
     torch.SymInt: int,
@@ -301,10 +304,12 @@ class Attributes:
                 self.tracer.touches()
                 self.heap.read_grad(obj)
             return self.heap.version_of(obj) if name == "_version" and not obj.is_inference() else ABSENT
-        if compat.is_dtensor(obj) and name == "grad":
+        if name == "grad" and (compat.is_dtensor(obj) or compat.is_wrapper(obj)):
             self.tracer.touches()
             self.heap.read_grad(obj)
             return obj.grad
+        if name in _HIDDEN_OF_WRAPPERS and compat.is_wrapper(obj):
+            self.heap.refuse("SFX109", f"reads {name} of a {type(obj).__qualname__}, a tensor subclass")
         if type(obj) in compat.OPERATORS:
             return getattr(obj, name)
         if issubclass(type(obj), torch.nn.Module):
@@ -331,10 +336,16 @@ class Attributes:
                 setattr(obj, name, value)
                 return True
             return False
-        if compat.is_dtensor(obj) and name == "grad":
+        if name == "grad" and (compat.is_dtensor(obj) or compat.is_wrapper(obj)):
             self.tracer.touches()
             self.heap.overwrite_grad(obj)
             obj.grad = value
+            return True
+        if compat.is_wrapper(obj) and safe_isinstance(getattr(torch.Tensor, name, None), types.GetSetDescriptorType):
+            if name != "requires_grad":
+                self.heap.refuse("SFX109", f"sets {name} of a {type(obj).__qualname__}, a tensor subclass")
+            self.tracer.touches()
+            obj.requires_grad = value
             return True
         if compat.is_dtensor(obj) and name == "_local_tensor" and compat.local_of(obj) is value:
             return True  # ``+=`` stores what it has changed in place

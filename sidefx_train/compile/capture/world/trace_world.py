@@ -44,6 +44,7 @@ from sidefx_train.compile.capture.world.operator_overrides import Operators
 from sidefx_train.compile.capture.world.random_draws import RandomDraws
 from sidefx_train.compile.capture.world.symbolic_numbers.host_reads import HostReads
 from sidefx_train.compile.capture.world.variables import Variables
+from sidefx_train.compile.capture.world.wrapper_dispatch import WrapperDispatch
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.type_checks import safe_isinstance
@@ -92,6 +93,7 @@ class TraceWorld(CaptureWorldAPI):
         private_memory: storages that must not leave the step, with a function that refuses that.
         wrappers: models wrapped in ``DistributedDataParallel`` whose forward the step has called, by the shadow's id.
         sharded_groups: groups of parameters of ``fully_shard`` that the step has used, by the shadow's id.
+        wrapper_dispatch: operators of wrapper subclasses.
         pending_state: (commit, undo) pairs of optimizer state created early, to run right before the first run.
     """
 
@@ -121,6 +123,8 @@ class TraceWorld(CaptureWorldAPI):
 
         self.decisions = Decisions(self.interp, point)
         tracer.touches = self.decisions.touch
+        self.wrapper_dispatch = WrapperDispatch(self)
+        tracer.wrapper_dispatch = self.wrapper_dispatch.run
         compat.on_condition(tracer.shape_env, self.decisions.note)
 
         self.heap.reenter = self.interp.reentering

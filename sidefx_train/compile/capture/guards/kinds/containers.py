@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from typing import Any
+
+import torch
 
 from sidefx_train.compile.capture.guards.guard import Guard, same_value, shown
 from sidefx_train.compile.capture.guards.kinds.base import Arguments, Instruction, Kind, register, target
@@ -73,9 +76,14 @@ class NoItem(Kind):
         return f"{guard.source.label} has no {shown(guard.value)}"
 
     def python_test(self, writer: Writer, guard: Guard) -> str:
-        return f"{writer.constant(guard.value)} in {_stored_keys(writer, guard)}"
+        stored = _stored_keys(writer, guard)
+        if isinstance(guard.value, torch.Tensor):
+            return f"{writer.constant(_has_object)}({stored}, {writer.constant(guard.value)})"
+        return f"{writer.constant(guard.value)} in {stored}"
 
     def check(self, guard: Guard, value: Any, arguments: Arguments) -> tuple[bool, Any]:
+        if isinstance(guard.value, torch.Tensor):
+            return _has_object(stored_keys(value), guard.value), shown(guard.value)
         return guard.value in stored_keys(value), f"{guard.value!r}"
 
 
@@ -112,6 +120,11 @@ class Members(Kind):
 
     def check(self, guard: Guard, value: Any, arguments: Arguments) -> tuple[bool, Any]:
         return typed(value) != _all_typed(guard.value), value
+
+
+def _has_object(keys: Iterable[Any], key: Any) -> bool:
+    """Returns True if a key is among others; tensors are compared by identity, since ``==`` compares contents."""
+    return any(each is key for each in keys)
 
 
 def typed(members: Any) -> frozenset[Any]:

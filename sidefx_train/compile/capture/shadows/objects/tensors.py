@@ -11,6 +11,8 @@ from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.guard import TensorFacts
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.shadows.objects.dtensors import dtensor_shadow
+from sidefx_train.compile.capture.shadows.objects.leaf_hooks import carry_accumulation_hooks, carry_hooks
+from sidefx_train.compile.capture.shadows.objects.wrapper_tensors import wrapper_shadow
 from sidefx_train.compile.capture.shadows.records import UNREAD, TensorRecord
 from sidefx_train.compile.common.distributed_models import refuse_if_distributed, refuse_whole
 from sidefx_train.compile.common.sentinels import DYNAMIC_DIMS
@@ -29,6 +31,8 @@ def tensor_shadow(heap: ShadowTableAPI, real: torch.Tensor, source: Source) -> A
     """Returns the shadow of a tensor: a fake tensor, which is an input of the graph."""
     if compat.is_dtensor(real):
         return dtensor_shadow(heap, real, source)
+    if compat.is_wrapper(real):
+        return wrapper_shadow(heap, real, source, _is_held(heap, real, source))
     if type(real) not in PLAIN_TENSORS:
         refuse_if_distributed(real, source.label, heap.locate())
         if safe_isinstance(real, torch.nn.parameter.UninitializedTensorMixin):
@@ -55,13 +59,7 @@ def tensor_shadow(heap: ShadowTableAPI, real: torch.Tensor, source: Source) -> A
     resized = not safe_isinstance(real, torch.nn.Parameter) and any(
         label == source.label for label, _ in heap.specialization.dynamic_sizes
     )
-    static = (
-        real.grad_fn is None
-        and source.label not in heap.specialization.refetched
-        and not resized
-        and not source.from_arguments
-        and (heap.below(source, heap.static_roots) or safe_isinstance(real, torch.nn.Parameter))
-    )
+    static = real.grad_fn is None and not resized and _is_held(heap, real, source)
     place = heap.sources.const(real, source.label) if static else source
     if static and heap.below(source, heap.host_roots):
         heap.host_roots.add(id(place))
@@ -88,12 +86,19 @@ def tensor_shadow(heap: ShadowTableAPI, real: torch.Tensor, source: Source) -> A
     if real.is_leaf or real.retains_grad:
         record.grad = UNREAD
     if real.is_leaf and real.requires_grad:
-        _carry_hooks(heap, real, fake, record.source)
-        _carry_accumulation_hooks(heap, real, fake, record)
+        carry_hooks(heap, real, fake, record.source)
+        carry_accumulation_hooks(heap, real, fake, record)
         record.hooks = compat.hook_numbers(fake)
     if source.label in heap.specialization.views_needing_base and real._base is not None:
         heap.shadow(real._base, heap.sources.slot(place, "_base"))
     return fake
+
+
+def _is_held(heap: ShadowTableAPI, real: torch.Tensor, source: Source) -> bool:
+    """Returns True for a parameter, buffer or optimizer state: the entry holds it and guards its identity."""
+    if source.label in heap.specialization.refetched or source.from_arguments:
+        return False
+    return heap.below(source, heap.static_roots) or safe_isinstance(real, torch.nn.Parameter)
 
 
 def _base_fake(heap: ShadowTableAPI, real: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -112,6 +117,8 @@ def _base_fake(heap: ShadowTableAPI, real: torch.Tensor) -> tuple[torch.Tensor, 
 
 def _dynamic(heap: ShadowTableAPI, real: torch.Tensor, source: Source) -> frozenset[int]:
     """Returns the dimensions with symbolic size; sizes 0 and 1 are never symbolic."""
+    if heap.below(source, heap.fixed_roots):
+        return frozenset()
     dims = {dim for label, dim in heap.specialization.dynamic_sizes if label == source.label} | marked_dims(real)
     if heap.specialization.all_dynamic and source.from_arguments:
         dims |= set(range(real.dim()))
@@ -131,54 +138,6 @@ def _facts(heap: ShadowTableAPI, real: torch.Tensor, fake: torch.Tensor, source:
                 heap.sizes.append((symbol, heap.sources.item(whole, dim)))
                 values[dim] = None
     return replace(facts, shape=tuple(shape), stride=tuple(stride))
-
-
-def _carry_hooks(heap: ShadowTableAPI, real: torch.Tensor, fake: torch.Tensor, source: Source) -> None:
-    """Copies the hooks that a leaf has at entry to its shadow."""
-    for name, register in (
-        ("_backward_hooks", fake.register_hook),
-        ("_post_accumulate_grad_hooks", fake.register_post_accumulate_grad_hook),
-    ):
-        hooks = heap.shadow(getattr(real, name), heap.sources.slot(source, name))
-        record = heap.dict_record(hooks) if hooks is not None else None
-        if record is not None:
-            record.fill()
-            for hook in hooks.values():
-                register(heap.reenter(hook))
-
-
-def _carry_accumulation_hooks(
-    heap: ShadowTableAPI, real: torch.Tensor, fake: torch.Tensor, record: TensorRecord
-) -> None:
-    """Copies the hooks of a leaf's ``AccumulateGrad`` node to that of its shadow."""
-    heap.leaves.append(record)
-    with compat.real_world():
-        before, behind = compat.node_hooks.of_leaf(real)
-    if before is None and behind is None:
-        return
-    record.accumulator_hooked = True
-    node = compat.accumulator_of(fake)
-    heap.accumulators.append(node)  # its tensor does not keep it alive
-    for dicts, register in ((before, node.register_prehook), (behind, node.register_hook)):
-        if dicts is not None:
-            label = f"the hooks of the node that accumulates {record.source.label}.grad"
-            shadow = heap.shadow(dicts, heap.sources.const(dicts, label))
-            hooks = heap.dict_record(shadow)
-            assert hooks is not None, "hooks are in a dict"
-            hooks.fill()
-            for hook in shadow.values():
-                register(heap.reenter(hook))
-
-
-def guard_accumulation_hooks(heap: ShadowTableAPI) -> None:
-    """Guards the hooks of ``AccumulateGrad`` nodes."""
-    if heap.leaves:
-        held = [record.real for record in heap.leaves if record.kind == "static"]
-        asked = compat.AccumulationHooks(held, others=len(held) < len(heap.leaves))
-        with compat.real_world():
-            hooks = asked()
-        source = heap.sources.call(heap.sources.const(asked, "the hooks of nodes that accumulate gradients"))
-        heap.guard("equal", source, hooks)
 
 
 def marked_dims(tensor: torch.Tensor) -> set[int]:

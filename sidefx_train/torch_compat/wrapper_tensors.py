@@ -1,0 +1,114 @@
+"""Tensor classes with a ``__torch_dispatch__`` of their own, whose instances hold other tensors (wrapper subclasses)."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
+
+from sidefx_train.torch_compat.recording import no_recording
+
+MAKE_WRAPPER = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
+CORRECT_ALIASING = return_and_correct_aliasing
+DISABLES_DISPATCH = torch._C._DisableTorchDispatch
+_NO_FUNCTION = torch._C._disabled_torch_function_impl
+_OWN_LAYOUT = ("dispatch_sizes_strides_policy", "dispatch_device", "dispatch_layout", "storage_size")
+
+
+@functools.lru_cache(maxsize=256)
+def is_wrapper_class(cls: type) -> bool:
+    """Returns True for classes of tensors whose operators are Python code, other than ``DTensor`` and torch's fakes."""
+    if not issubclass(cls, torch.Tensor) or issubclass(cls, FakeTensor) or any(map(_is_dtensor_class, cls.__mro__)):
+        return False
+    return cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+
+
+def _is_dtensor_class(cls: type) -> bool:
+    return cls.__name__ == "DTensor" and cls.__module__.startswith("torch.distributed.")
+
+
+def is_wrapper(value: Any) -> bool:
+    """Returns True for instances of those classes."""
+    return is_wrapper_class(type(value))
+
+
+def has_plain_functions(cls: type) -> bool:
+    """Returns True if a tensor class handles functions as ``torch.Tensor`` does, or not at all."""
+    found = cls.__torch_function__
+    return found is _NO_FUNCTION or getattr(found, "__func__", None) is torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
+
+
+def has_own_layout(given: dict[str, Any]) -> bool:
+    """Returns True if a wrapper created with these arguments answers for its sizes, device or layout in Python."""
+    return any(given.get(name) for name in _OWN_LAYOUT)
+
+
+class _AskedInPython(Exception):
+    """Leaves an operator before the Python of a tensor subclass runs."""
+
+
+class _Asked(TorchDispatchMode):
+    """Raises at every operator."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise _AskedInPython
+
+
+def answers_in_python(wrapper: torch.Tensor) -> bool:
+    """Returns True if a wrapper's sizes, strides, device or layout are computed by its ``__torch_dispatch__``."""
+    with no_recording(), torch._C.DisableTorchFunctionSubclass(), _Asked():
+        try:
+            (wrapper.shape, wrapper.stride(), wrapper.storage_offset(), wrapper.numel(), wrapper.dim())
+            (wrapper.device, wrapper.layout)
+        except _AskedInPython:
+            return True
+    return False
+
+
+def make_wrapper(
+    cls: type,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    offset: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    requires_grad: bool = False,
+) -> Any:
+    """Returns a wrapper without attributes; none of its class's Python runs."""
+    return MAKE_WRAPPER(
+        cls,
+        shape,
+        strides=strides,
+        storage_offset=offset,
+        dtype=dtype,
+        layout=torch.strided,
+        device=device,
+        requires_grad=requires_grad,
+    )
+
+
+class _Edge(torch.autograd.Function):
+    """A function without operators, whose node leads to that of its argument."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return None
+
+
+def node_of_leaf(wrapper: torch.Tensor) -> Any:
+    """Returns the ``AccumulateGrad`` node of a wrapper; torch's own way calls an operator of it."""
+    with torch.enable_grad():
+        return _Edge.apply(wrapper).grad_fn.next_functions[0][0]
+
+
+def count_writes(tensor: torch.Tensor, writes: int) -> None:
+    """Increments a tensor's version counter."""
+    for _ in range(writes):
+        torch.autograd.graph.increment_version(tensor)

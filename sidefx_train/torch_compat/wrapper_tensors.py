@@ -1,4 +1,4 @@
-"""Tensor classes with a ``__torch_dispatch__`` of their own, whose instances hold other tensors (wrapper subclasses)."""
+"""Wrapper subclasses: tensor classes with a ``__torch_dispatch__`` of their own, whose instances hold other tensors."""
 
 from __future__ import annotations
 
@@ -15,11 +15,18 @@ MAKE_WRAPPER = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
 CORRECT_ALIASING = return_and_correct_aliasing
 DISABLES_DISPATCH = torch._C._DisableTorchDispatch
 _NO_FUNCTION = torch._C._disabled_torch_function_impl
+_LAYOUT: tuple[Any, ...] = (
+    torch.Tensor.size,
+    torch.Tensor.stride,
+    torch.Tensor.storage_offset,
+    torch.Tensor.device.__get__,
+    torch.Tensor.layout.__get__,
+)
 _OWN_LAYOUT = ("dispatch_sizes_strides_policy", "dispatch_device", "dispatch_layout", "storage_size")
 
 
 @functools.lru_cache(maxsize=256)
-def is_wrapper_class(cls: type) -> bool:
+def is_wrapper_class(cls: Any) -> bool:
     """Returns True for classes of tensors whose operators are Python code, other than ``DTensor`` and torch's fakes."""
     if not issubclass(cls, torch.Tensor) or issubclass(cls, FakeTensor) or any(map(_is_dtensor_class, cls.__mro__)):
         return False
@@ -32,10 +39,11 @@ def _is_dtensor_class(cls: type) -> bool:
 
 def is_wrapper(value: Any) -> bool:
     """Returns True for instances of those classes."""
-    return is_wrapper_class(type(value))
+    cls: Any = type(value)
+    return is_wrapper_class(cls)
 
 
-def has_plain_functions(cls: type) -> bool:
+def has_plain_functions(cls: Any) -> bool:
     """Returns True if a tensor class handles functions as ``torch.Tensor`` does, or not at all."""
     found = cls.__torch_function__
     return found is _NO_FUNCTION or getattr(found, "__func__", None) is torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
@@ -59,12 +67,12 @@ class _Asked(TorchDispatchMode):
 
 def answers_in_python(wrapper: torch.Tensor) -> bool:
     """Returns True if a wrapper's sizes, strides, device or layout are computed by its ``__torch_dispatch__``."""
-    with no_recording(), torch._C.DisableTorchFunctionSubclass(), _Asked():
-        try:
-            (wrapper.shape, wrapper.stride(), wrapper.storage_offset(), wrapper.numel(), wrapper.dim())
-            (wrapper.device, wrapper.layout)
-        except _AskedInPython:
-            return True
+    try:
+        with no_recording(), torch._C.DisableTorchFunctionSubclass(), _Asked():
+            for read in _LAYOUT:
+                read(wrapper)
+    except _AskedInPython:
+        return True
     return False
 
 

@@ -169,6 +169,16 @@ def photograph(value: Any, seen: dict[int, tuple[int, Any]] | None = None) -> An
 
 
 def _content(value: Any, seen: dict[int, tuple[int, Any]]) -> Any:
+    if isinstance(value, torch.Tensor) and type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return {
+            "layout": (tuple(value.shape), value.stride(), value.storage_offset(), value.dtype),
+            "requires_grad": value.requires_grad,
+            "history": type(value.grad_fn).__name__,
+            "version": value._version,
+            "grad": photograph(value.grad if value.is_leaf else None, seen),
+            "attributes": {name: photograph(item, seen) for name, item in vars(value).items()},
+            "versions of inner tensors": [item._version for item in vars(value).values() if hasattr(item, "_version")],
+        }
     if isinstance(value, torch.Tensor):
         grad = value.grad if value.is_leaf else None
         return {

@@ -15,7 +15,6 @@ from sidefx_train.compile.capture.interceptors import schedulers as schedulers
 from sidefx_train.compile.capture.interceptors import tensor_copies as tensor_copies
 from sidefx_train.compile.capture.interceptors import tensor_from_numbers as tensor_from_numbers
 from sidefx_train.compile.capture.interceptors import torch_modes as torch_modes
-from sidefx_train.compile.capture.interceptors import wrapper_tensors as wrapper_tensors
 from sidefx_train.compile.capture.interceptors.third_party import metrics as metrics
 from sidefx_train.compile.capture.interceptors.third_party import nan_checks as nan_checks
 from sidefx_train.compile.capture.interceptors.third_party import transformers as transformers

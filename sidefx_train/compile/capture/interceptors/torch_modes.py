@@ -1,7 +1,8 @@
 """Torch modes and tensor subclasses: torch's dispatcher calls their Python, past the interpreter.
 
-A replayed graph would omit the Python effects of such code. So a step is not captured if it enters a mode of its own or
-creates an instance of a tensor subclass. ``with torch.device(...)`` is torch's own mode and has no Python effects.
+A replayed graph would omit the Python effects of such code. So a step is not captured if it enters a mode of its own.
+``with torch.device(...)`` is torch's own mode and has no Python effects. The Python of wrapper subclasses is interpreted
+(``native_calls/wrapper_dispatch.py``); what it calls in C is here.
 """
 
 from __future__ import annotations
@@ -36,6 +37,33 @@ def _enter_inference_mode(world: TraceWorld, args: tuple[Any, ...], kwargs: dict
 @registry.intercept_method(TorchDispatchMode, "__enter__")
 def _enter_dispatch_mode(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     world.heap.refuse("SFX111", f"enters {type(args[0]).__qualname__}, a TorchDispatchMode")
+
+
+@registry.intercept(compat.MAKE_WRAPPER)
+def _make_wrapper(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Makes a wrapper as eager does; its storage is empty, so nothing is recorded."""
+    cls = args[0]
+    made = f"makes a {cls.__qualname__}, a tensor subclass"
+    if not compat.is_wrapper_class(cls):
+        world.heap.refuse("SFX109", made)
+    if not compat.has_plain_functions(cls):
+        world.heap.refuse("SFX109", f"{made} with a __torch_function__ of its own")
+    layout = kwargs.get("layout", torch.strided)
+    if len(args) > 2 or compat.has_own_layout(kwargs) or layout not in (None, torch.strided):
+        world.heap.refuse("SFX109", f"{made} that computes its sizes, device or layout itself")
+    return world.guarded(compat.MAKE_WRAPPER, args, kwargs)
+
+
+@registry.intercept(compat.CORRECT_ALIASING)
+def _correct_aliasing(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs torch's own function on shadows: it gives wrappers the storage of others, past the dispatcher."""
+    return world.guarded(compat.CORRECT_ALIASING, args, kwargs)
+
+
+@registry.intercept(compat.DISABLES_DISPATCH)
+def _disable_dispatch(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Refuses to disable the dispatcher's Python, which records the graph."""
+    world.heap.refuse("SFX111", "disables __torch_dispatch__")
 
 
 @registry.late

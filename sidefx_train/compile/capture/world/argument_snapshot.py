@@ -59,7 +59,9 @@ class ArgumentSnapshot:
             return TensorSnapshot(value, tracer.node_of(value), writes, tracer.last_node())
         if compat.is_wrapper(value):
             kind = type(value).__qualname__
-            self.world.heap.refuse("SFX109", f"prints or logs a {kind}, a tensor subclass, which could change until then")
+            self.world.heap.refuse(
+                "SFX109", f"prints or logs a {kind}, a tensor subclass, which could change until then"
+            )
         if id(value) in self._copies:
             return self._copies[id(value)]
         if self.shown and _has_own_text(cls):

@@ -40,11 +40,11 @@ from sidefx_train.compile.capture.world.native_calls import (
 from sidefx_train.compile.capture.world.native_calls.dunder_reentry import Reentry
 from sidefx_train.compile.capture.world.native_calls.global_state_queries import Queries
 from sidefx_train.compile.capture.world.native_calls.lru_cache import Caches
+from sidefx_train.compile.capture.world.native_calls.wrapper_dispatch import WrapperDispatch
 from sidefx_train.compile.capture.world.operator_overrides import Operators
 from sidefx_train.compile.capture.world.random_draws import RandomDraws
 from sidefx_train.compile.capture.world.symbolic_numbers.host_reads import HostReads
 from sidefx_train.compile.capture.world.variables import Variables
-from sidefx_train.compile.capture.world.wrapper_dispatch import WrapperDispatch
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.type_checks import safe_isinstance

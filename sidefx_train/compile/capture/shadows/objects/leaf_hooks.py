@@ -27,9 +27,7 @@ def carry_hooks(heap: ShadowTableAPI, real: torch.Tensor, fake: torch.Tensor, so
                 register(heap.reenter(hook))
 
 
-def carry_accumulation_hooks(
-    heap: ShadowTableAPI, real: torch.Tensor, fake: torch.Tensor, record: Any
-) -> None:
+def carry_accumulation_hooks(heap: ShadowTableAPI, real: torch.Tensor, fake: torch.Tensor, record: Any) -> None:
     """Copies the hooks of a leaf's ``AccumulateGrad`` node to that of its shadow."""
     heap.leaves.append(record)
     with compat.real_world():

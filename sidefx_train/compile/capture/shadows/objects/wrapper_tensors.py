@@ -1,7 +1,7 @@
-"""Creates shadows for outside wrapper subclasses: tensors whose class has a ``__torch_dispatch__`` and that hold others.
+"""Creates shadows for outside wrapper subclasses: their class has a ``__torch_dispatch__``, and they hold tensors.
 
 The shadow is an instance of the same class over the shadows of what the real one holds. Its inner tensors are inputs of
-the graph. Operators of the shadow run the class's ``__torch_dispatch__`` in the interpreter, and what that does to inner
+the graph. Operators of the shadow have the class's ``__torch_dispatch__`` interpreted, and what that does to inner
 tensors is recorded.
 """
 

@@ -24,7 +24,10 @@ from sidefx_train.torch_compat.autograd import last_index as last_index
 from sidefx_train.torch_compat.autograd import neg_view as neg_view
 from sidefx_train.torch_compat.autograd import number_of_backward as number_of_backward
 from sidefx_train.torch_compat.autograd import output_of as output_of
+from sidefx_train.torch_compat.autograd import pack_sequences as pack_sequences
+from sidefx_train.torch_compat.autograd import pad_sequences as pad_sequences
 from sidefx_train.torch_compat.autograd import plain_alias as plain_alias
+from sidefx_train.torch_compat.autograd import recording_autograd as recording_autograd
 from sidefx_train.torch_compat.autograd import running_backward as running_backward
 from sidefx_train.torch_compat.autograd import running_derivative as running_derivative
 from sidefx_train.torch_compat.autograd import running_node as running_node

@@ -193,3 +193,25 @@ def training_kernels() -> Iterator[None]:
     """Context with grad mode on, as kernels that save for backward need it, in which autograd records nothing."""
     with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
         yield
+
+
+_RECORDING = (
+    torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradCPU)
+    | torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradOther)
+    | torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+)
+
+
+@contextmanager
+def recording_autograd() -> Iterator[None]:
+    """Context in which autograd records operations on the CPU, also within a kernel, which autograd has dispatched."""
+    included = torch._C._dispatch_tls_local_include_set() | torch._C.DispatchKeySet(
+        torch._C.DispatchKey.ADInplaceOrView
+    )
+    excluded = torch._C._dispatch_tls_local_exclude_set() - _RECORDING
+    with torch._C._ForceDispatchKeyGuard(included, excluded), torch.enable_grad():
+        yield
+
+
+pack_sequences = torch._pack_padded_sequence
+pad_sequences = torch._pad_packed_sequence

@@ -20,6 +20,7 @@ from sidefx_train import torch_compat as compat
 from sidefx_train.compile.autograd.accumulation_order import Place
 from sidefx_train.compile.graph.artifacts import SAME
 from sidefx_train.compile.graph.view_chains import gradient_edge
+from sidefx_train.compile.ops.registration import UNDIFFERENTIABLE
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.recording.tracer import GraphTracer
@@ -165,6 +166,8 @@ class TapeRecorder:
         if self.switched_off or torch.is_grad_enabled():
             self.inner.add(self.tracer.last_node())
             return
+        if operator in UNDIFFERENTIABLE:
+            self.problem = f"{operator} cannot be differentiated"
         if operator is aten.detach.default:  # its result has no history
             return
         for value in (*args, *(kwargs or {}).values()):

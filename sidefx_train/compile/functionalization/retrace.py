@@ -411,7 +411,7 @@ class Retracer:
         if is_fused_update(node):
             update = fused_update if self.options.tensor_scalars else fused_update_op
             return update(node.target, args, kwargs)
-        if isinstance(target, compat.OpOverload) and takes_double(target) and _symbolic((*args, *kwargs.values())):
+        if isinstance(target, compat.OpOverload) and takes_double(target) and _has_float((*args, *kwargs.values())):
             return self._call_with_probes(node, target, args, kwargs)
         rule = self.options.instead.get(node) or REWRITES.get(target)
         rule = rule or (CHANNELS_LAST.get(target) if self.options.channels_last else None)
@@ -562,6 +562,10 @@ class Retracer:
             proxy = self.tracer.unwrap_proxy(value)
             return proxy.node if isinstance(proxy, fx.Proxy) else value
         return value
+
+
+def _has_float(args: tuple[Any, ...]) -> bool:
+    return any(isinstance(a, torch.SymFloat) for a in args)
 
 
 def _symbolic(args: tuple[Any, ...]) -> bool:

@@ -11,9 +11,9 @@ import functools
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.common.distributed_models import refuse_whole
 from sidefx_train.compile.ops.registration import define_operator
 
 aten = torch.ops.aten
@@ -104,7 +104,7 @@ def _backward_fake(input: Any, weights: Any, hx: Any, cx: Any, *rest: Any) -> li
 
 
 define_operator(_FORWARD, _forward, _forward_fake, key="CompositeExplicitAutograd")
-define_operator(_BACKWARD, _backward, _backward_fake, key="CompositeExplicitAutograd")
+define_operator(_BACKWARD, _backward, _backward_fake, key="CompositeExplicitAutograd", differentiable=False)
 
 
 def result_sizes(input: Any, weights: Any, hx: Any, cx: Any, layer: Layer) -> tuple[int, int]:
@@ -141,9 +141,10 @@ class RecurrentLayer(torch.autograd.Function):
         return output, hy, cy
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_output: Any, grad_hy: Any, grad_cy: Any) -> Any:
         """Returns the gradients of the tensors."""
+        if torch.is_grad_enabled():
+            refuse_whole("SFX102", "the derivative of the backward of a recurrent layer", None)
         input, hx, cx, output, reserve, buffer, *weights = ctx.saved_tensors
         grads = (grad_output, grad_hy, grad_cy if ctx.has_cell else None)
         given = (input, weights, hx, cx, output, reserve, buffer, *grads, *ctx.layer)

@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 
+UNDIFFERENTIABLE: set[Any] = set()
+"""Operators of a backward that cannot be differentiated once more."""
+
 _library = torch.library.Library("sidefx", "FRAGMENT")
 
 
@@ -17,6 +20,7 @@ def define_operator(
     key: str = "CPU",
     tags: tuple[torch.Tag, ...] = (),
     meta: Callable[..., Any] | None = None,
+    differentiable: bool = True,
 ) -> None:
     """Defines ``torch.ops.sidefx.<name>``.
 
@@ -27,10 +31,13 @@ def define_operator(
         key: the dispatch key of the kernel.
         tags: what the operator is known for.
         meta: the implementation for meta tensors, in place of ``fake``; its registration takes no time.
+        differentiable: False for an operator of a backward that is not to be differentiated.
     """
     name = schema.partition("(")[0]
     _library.define(schema, tags=tags)
     _library.impl(name, kernel, key)
+    if not differentiable:
+        UNDIFFERENTIABLE.add(getattr(torch.ops.sidefx, name).default)
     if meta is not None:
         _library.impl(name, meta, "Meta")
     if fake is not None:

@@ -75,10 +75,12 @@ def sum_rows_natively(module: fx.GraphModule, fake_mode: Any, every: bool = Fals
 
     The native module adds in a fixed order, generated loops in the order of their threads.
     """
-    found = [(n, parts) for n in module.graph.nodes if (parts := _parts(n, every)) is not None]
+    found = [node for node in module.graph.nodes if _parts(node, every) is not None]
     if not found or rows_module() is None:
         return ""
-    for node, parts in found:
+    for node in found:
+        parts = _parts(node, every)  # its rows may be the sum of another
+        assert parts is not None, f"{node} is not what it was before another sum was rewritten"
         _rewrite(module.graph, node, parts, fake_mode)
     module.graph.lint()
     module.recompile()

@@ -5,6 +5,7 @@ from sidefx_train.compile.capture.interceptors import control_flow as control_fl
 from sidefx_train.compile.capture.interceptors import import_statements as import_statements
 from sidefx_train.compile.capture.interceptors import interpolation as interpolation
 from sidefx_train.compile.capture.interceptors import numpy_conversion as numpy_conversion
+from sidefx_train.compile.capture.interceptors import packed_sequences as packed_sequences
 from sidefx_train.compile.capture.interceptors import parameters as parameters
 from sidefx_train.compile.capture.interceptors import process_constants as process_constants
 from sidefx_train.compile.capture.interceptors import python_functions as python_functions

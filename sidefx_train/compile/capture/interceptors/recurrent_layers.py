@@ -1,4 +1,4 @@
-"""Recurrent layers on a GPU: calls of cuDNN stay whole in the graph.
+"""Recurrent layers: calls of cuDNN, and layers on packed sequences, stay whole in the graph.
 
 torch's C++ code asks for the weights' storage, to see whether they are flattened; a capture cannot follow that.
 """
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sidefx_train.compile.capture.interceptors import packed_sequences
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
@@ -29,7 +30,10 @@ def runs_on_cudnn(input: torch.Tensor) -> bool:
 
 def _recurrent(mode: int, world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls the operator for ``(input, states, weights, bias, layers, dropout, training, bidirectional, batch_first)``;
-    packed sequences, dropout between layers and projections are left to torch."""
+    dropout between layers and projections are left to torch."""
+    packed = packed_sequences.recurrent(mode, world, args, kwargs)
+    if packed is not ABSENT:
+        return packed
     if kwargs or len(args) != _ARGUMENTS or type(args[3]) is not bool or not safe_isinstance(args[0], torch.Tensor):
         return ABSENT
     input, states, weights, _, layers, dropout, training, bidirectional, batch_first = args

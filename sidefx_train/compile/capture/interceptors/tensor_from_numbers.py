@@ -48,6 +48,8 @@ def of_numbers(world: TraceWorld, data: Any, dtype: torch.dtype | None, device: 
     Raises:
         Unsupported: the lists contain tensors whose values torch would read.
     """
+    if type(data) in (list, tuple):
+        world.touch(data)
     numbers: list[Any] = []
     shape = _shape(data, numbers)
     if shape is None and _holds_tensor(data):

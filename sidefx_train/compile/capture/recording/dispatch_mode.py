@@ -208,13 +208,17 @@ class RepeatingMode(compat.RecordingMode):
         return ABSENT if made is None else made
 
     def _asked(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Answers C++ code that compares tensors whose contents are known; calls of Python's are answered before."""
+        """Answers C++ code that reads or compares tensors whose contents are known; calls of Python's are answered
+        before."""
         if func not in _ASKS:
             return ABSENT
         known = [constant_value(self.graph_tracer, value) for value in args]
         if all(value is not None for value in known):
             with compat.real_world():
                 return func(*known)
+        number = self.graph_tracer.size_of(args[0]) if func is aten._local_scalar_dense.default else None
+        if number is not None:
+            return number
         for value in args:
             compat.forget_constant(value, self.tracer)
         return ABSENT

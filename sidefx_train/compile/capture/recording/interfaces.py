@@ -31,6 +31,7 @@ class GraphRecorder(Protocol):
     locate: Callable[[], Location | None]
     touches: Callable[[], None]
     wrapper_dispatch: Callable[..., Any]
+    size_of: Callable[[Any], Any]
 
     def node_of(self, value: Any) -> fx.Node: ...
 

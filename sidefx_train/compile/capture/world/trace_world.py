@@ -137,6 +137,7 @@ class TraceWorld(CaptureWorldAPI):
         self.queries = Queries(self.heap)
         self.random_draws = RandomDraws(self.heap)
         self.host_reads = HostReads(self)
+        tracer.size_of = self.host_reads.size_of
         self.warns: frozenset[types.CodeType] = frozenset()
         self.caches = Caches(self)
         self.deferred: list[DeferredCall] = []

@@ -121,6 +121,17 @@ def test_additions_by_index_are_what_they_were(name):
     torch.testing.assert_close(have, want)
 
 
+def test_rows_that_are_a_sum_of_rows_themselves():
+    def net(x):
+        first = aten.index_put(torch.zeros(1024, 32), [INDEX], x, True)
+        return aten.index_put(torch.zeros(50, 32), [INDEX], first, True)
+
+    x = torch.randn(1024, 32)
+    module, note = rewritten(net, x)
+    assert note == "2 sums of rows by index by the native module"
+    torch.testing.assert_close(module(x), net(x))
+
+
 @pytest.mark.parametrize("name", LEFT)
 def test_others_stay(name):
     assert rewritten(LEFT[name], torch.randn(1024, 32))[1] == ""

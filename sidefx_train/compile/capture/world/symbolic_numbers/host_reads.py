@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
+_OF_NUMBER = aten.scalar_tensor
+
 _ON_ANY = frozenset(
     (aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge, aten.isnan, aten.isinf, aten.isfinite, aten.any, aten.all)
     + (aten.logical_and, aten.logical_or, aten.logical_not, aten.logical_xor, aten.count_nonzero, aten.argmax)
@@ -35,6 +37,7 @@ _ON_ANY = frozenset(
     + (aten.expand, aten.permute, aten.transpose, aten.t, aten.alias, aten.detach, aten.clone, aten._to_copy)
     + (aten.unbind, aten.arange, aten.lift_fresh_copy, aten.index_select, aten.flip, aten.sort, aten.max, aten.min)
     + (aten.amax, aten.amin, aten.where, aten.masked_fill, aten.neg, aten.abs, aten.sign, aten.sym_size, aten.index)
+    + (_OF_NUMBER,)
 )
 """Operators that compute the same whatever surrounds them, without an effect."""
 
@@ -50,6 +53,8 @@ _ON_NUMBERS = frozenset(
     + (torch.sym_min, operator.getitem)
 )
 _MOST_OPERATIONS = 24
+"""Limit of operations, besides those that put a number into a tensor: there is one for each item of a list."""
+
 _MOST_ELEMENTS = 1 << 16
 _MOST_LISTED = 64
 """Limit of elements that are read of one tensor: each is an input of the graph."""
@@ -66,7 +71,7 @@ class HostReads:
 
     def __init__(self, world: CaptureWorldAPI) -> None:
         self._world = world
-        self._programs: dict[fx.Node, tuple[Source, list[Any]]] = {}
+        self._programs: dict[Any, tuple[Source, list[Any]]] = {}
         self._ended = False
         self.wanted = False
 
@@ -91,6 +96,10 @@ class HostReads:
         """Returns the number in a tensor of one element; ``None`` if the prologue cannot know it, or need not."""
         found = self.listed(tensor) if tensor.numel() == 1 else None
         return None if found is None else found[0]
+
+    def size_of(self, tensor: torch.Tensor) -> Any:
+        """Returns the integer in a tensor that C++ code uses as a size; ``None`` in the same cases."""
+        return self.number(tensor) if tensor.dtype is torch.int64 else None
 
     def listed(self, tensor: torch.Tensor) -> list[Any] | None:
         """Returns the elements of a small tensor, in order; ``None`` in the same cases."""
@@ -129,12 +138,12 @@ class HostReads:
         written = _Writer(self._world).of(node)
         if written is None:  # also after a write to an operand, whatever was read before
             return None
-        if node not in self._programs:
-            program, operands = written
+        program, operands, key = written
+        if key not in self._programs:
             with compat.real_world():
                 values = program(*operands)
-            self._programs[node] = self._world.heap.sources.computed(program, f"{node.name} on the host"), values
-        return self._programs[node] if self._programs[node][1] else None
+            self._programs[key] = self._world.heap.sources.computed(program, f"{node.name} on the host"), values
+        return self._programs[key] if self._programs[key][1] else None
 
 
 class _Writer:
@@ -146,8 +155,9 @@ class _Writer:
         self._inputs = dict(zip(tracer.placeholders, tracer.real_inputs, strict=True))
         self._numbers = {tracer.node_of(number): source for number, source, _ in world.heap.numbers}
 
-    def of(self, node: fx.Node) -> tuple[HostProgram, list[Any]] | None:
-        """Returns the program and its operands; ``None`` if an operation on the way is not one that it can repeat."""
+    def of(self, node: fx.Node) -> tuple[HostProgram, list[Any], Any] | None:
+        """Returns the program, its operands and a key, which programs that compute the same share; ``None`` if an
+        operation on the way is not one that it can repeat."""
         found = self._cone(node)
         if found is None:
             return None
@@ -157,21 +167,25 @@ class _Writer:
             return None
         slots = {each: Slot(position) for position, each in enumerate(operands)}
         steps: list[Step] = []
+        key: list[Any] = list(operands)
         for each in found:
             if each.op != "placeholder":
+                step = self._step(each, slots)
+                key.append(each if self._constant(each) is not None else repr(step))
                 slots[each] = Slot(len(operands) + len(steps))
-                steps.append(self._step(each, slots))
-        return HostProgram(tuple(sources), tuple(steps)), [self._inputs[each] for each in operands]
+                steps.append(step)
+        return HostProgram(tuple(sources), tuple(steps)), [self._inputs[each] for each in operands], tuple(key)
 
     def _cone(self, node: fx.Node) -> list[fx.Node] | None:
         """Returns the nodes that lead to ``node``, in order; ``None`` if there are others than those allowed."""
         found: set[fx.Node] = set()
-        todo = [node]
+        todo, operations = [node], 0
         while todo:
             each = todo.pop()
             if each in found:
                 continue
-            if len(found) > _MOST_OPERATIONS or not self._is_allowed(each):
+            operations += each.op != "placeholder" and getattr(each.target, "overloadpacket", None) is not _OF_NUMBER
+            if operations > _MOST_OPERATIONS or not self._is_allowed(each):
                 return None
             found.add(each)
             if self._constant(each) is None:

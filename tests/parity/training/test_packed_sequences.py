@@ -1,0 +1,227 @@
+"""Packed sequences and recurrent layers on them: one graph for all lengths, with eager's numbers bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+import sidefx_train
+from sidefx_train.errors import SideFXError
+from tests.support.parity import Program, parity
+
+LENGTHS = [[6, 3, 2], [5, 4, 3], [6, 6, 2], [4, 2, 2], [5, 6, 3], [2, 2, 2], [3, 2, 6]]
+DESCENDING = [sorted(each, reverse=True) for each in LENGTHS]
+
+
+def inputs(lengths, as_list=False):
+    def batch(i):
+        x = torch.randn(3, 6, 4, generator=torch.Generator().manual_seed(i))
+        found = lengths[i % len(lengths)]
+        return x.requires_grad_(), list(found) if as_list else torch.tensor(found)
+
+    return batch
+
+
+def program(kind: Any, lengths=LENGTHS, as_list=False, sort=True, given=False, loss="both", **options: Any):
+    """A layer with its first states among the parameters (``given``), whose loss uses outputs, last states, or both."""
+
+    def make() -> Program:
+        layer = kind(4, 5, batch_first=True, **options)
+        rows = layer.num_layers * (2 if layer.bidirectional else 1)
+        states = nn.ParameterList([torch.randn(rows, 3, layer.proj_size or 5), torch.randn(rows, 3, 5)])
+        optimizer = torch.optim.SGD([*layer.parameters(), *states], lr=0.1, momentum=0.9)
+
+        def step(x, lengths):
+            optimizer.zero_grad()
+            first = (tuple(states) if kind is nn.LSTM else states[0],) if given else ()
+            packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=not sort)
+            output, last = layer(packed, *first)
+            y, found = pad_packed_sequence(output, batch_first=True)
+            value = y.square().mean() if loss != "states" else 0
+            if loss != "outputs":
+                value = value + (last[0] if kind is nn.LSTM else last).sin().sum()
+            value.backward()
+            optimizer.step()
+            return value.detach(), y.detach(), found, x.grad, y.stride()
+
+        return Program(step, inputs(lengths, as_list), (layer, states, optimizer))
+
+    return make
+
+
+STACKED: dict[str, Any] = {"num_layers": 2, "bidirectional": True, "dropout": 0.5, "given": True}
+CASES: dict[str, Any] = {
+    "LSTM": program(nn.LSTM),
+    "LSTM, stacked": program(nn.LSTM, **STACKED),
+    "LSTM, projected": program(nn.LSTM, proj_size=3, bidirectional=True),
+    "LSTM, outputs": program(nn.LSTM, loss="outputs", bidirectional=True),
+    "LSTM, states": program(nn.LSTM, loss="states", num_layers=2),
+    "LSTM, sorted": program(nn.LSTM, DESCENDING, sort=False),
+    "GRU": program(nn.GRU, given=True),
+    "GRU, stacked": program(nn.GRU, **STACKED),
+    "GRU, no bias": program(nn.GRU, bias=False),
+    "tanh, stacked": program(nn.RNN, **STACKED),
+    "relu": program(nn.RNN, nonlinearity="relu", bidirectional=True),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_graph_for_all_lengths(name):
+    report = parity(CASES[name], steps=len(LENGTHS) + 1, rng="eager")
+    assert report.replays == len(LENGTHS) + 1
+
+
+def test_lengths_in_a_list():
+    """The second capture takes every number of the list as an input."""
+    parity(program(nn.LSTM, as_list=True), steps=len(LENGTHS), captures=2)
+
+
+def test_inductor():
+    """Includes equal lengths of 1: Inductor computes the zeros of their first states once more for the backward."""
+    parity(program(nn.LSTM, [*LENGTHS[:3], [1, 1, 1]]), steps=4, backend="inductor", captures=2)
+
+
+def test_other_numbers_of_sequences():
+    def make() -> Program:
+        layer = nn.LSTM(4, 5)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+        def step(x, lengths):
+            optimizer.zero_grad()
+            packed = pack_padded_sequence(x.transpose(0, 1), lengths, enforce_sorted=False)
+            y, found = pad_packed_sequence(layer(packed)[0], padding_value=-2.5, total_length=8)
+            mask = (torch.arange(8)[:, None] < found).unsqueeze(-1)
+            loss = (y * mask).square().sum() / mask.sum()
+            loss.backward()
+            optimizer.step()
+            return loss.detach(), y.detach(), found
+
+        def batch(i):
+            x, lengths = inputs(LENGTHS)(i)
+            return x.detach()[: 3 - i % 2], lengths[: 3 - i % 2]
+
+        return Program(step, batch, (layer, optimizer))
+
+    parity(make, steps=6, captures=2)
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_packed_outside(backend):
+    """Batch sizes are an input of the step."""
+
+    def make() -> Program:
+        layer = nn.GRU(4, 5)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+        def step(data, batch_sizes):
+            optimizer.zero_grad()
+            output, last = layer(nn.utils.rnn.PackedSequence(data, batch_sizes))
+            y, found = pad_packed_sequence(output)
+            loss = y.square().mean() + last.sum()
+            loss.backward()
+            optimizer.step()
+            return loss.detach(), y.detach(), found
+
+        def batch(i):
+            x, lengths = inputs(DESCENDING)(i)
+            packed = pack_padded_sequence(x.detach(), lengths, batch_first=True)
+            return packed.data, packed.batch_sizes
+
+        return Program(step, batch, (layer, optimizer))
+
+    parity(make, steps=4, captures=2, backend=backend)
+
+
+def gradients(make, wrap, create_graph=False):
+    """Returns losses, and gradients of a backward outside of the step."""
+    torch.manual_seed(0)
+    program, results = make(), []
+    step, (model,) = wrap(program.step), program.watch
+    for i in range(4):
+        model.zero_grad()
+        args = program.batch(i)
+        loss = step(*args)
+        if create_graph:
+            loss = loss + torch.autograd.grad(loss, args[0], create_graph=True)[0].square().sum()
+        loss.backward()
+        results += [loss.detach(), *(p.grad for p in model.parameters())]
+    return results
+
+
+def without_update():
+    model = nn.ModuleList([nn.Linear(4, 4), nn.LSTM(4, 5, batch_first=True)])
+
+    def step(x, lengths):
+        packed = pack_padded_sequence(model[0](x), lengths, batch_first=True, enforce_sorted=False)
+        return pad_packed_sequence(model[1](packed)[0], batch_first=True)[0].square().sum()
+
+    return Program(step, inputs(LENGTHS), (model,))
+
+
+def test_backward_outside():
+    captured = gradients(without_update, lambda fn: sidefx_train.compile(fn, backend="eager", fullgraph=True))
+    assert all(map(torch.equal, gradients(without_update, lambda fn: fn), captured))
+
+
+def test_second_derivatives_outside_raise():
+    with pytest.raises(SideFXError, match="backward.default cannot be differentiated"):
+        gradients(without_update, lambda fn: sidefx_train.compile(fn, backend="eager"), create_graph=True)
+
+
+def another_use(model, x, packed, last):
+    return last.square().sum() + model.weight_hh_l0.square().sum()
+
+
+def twice(model, x, packed, last):
+    return (last - model(packed)[1]).square().sum()
+
+
+def second_derivative(model, x, packed, last):
+    (grad,) = torch.autograd.grad(last.sum(), x, create_graph=True)
+    return last.square().sum() + grad.square().sum()
+
+
+@pytest.mark.parametrize("loss", [another_use, twice, second_derivative])
+def test_left_to_eager(loss):
+    """Eager adds the gradients of a weight one by one, first those of the other uses; second derivatives need its
+    operations."""
+
+    def make() -> Program:
+        model = nn.GRU(4, 5, batch_first=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x, lengths):
+            optimizer.zero_grad()
+            packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+            value = loss(model, x, packed, model(packed)[1])
+            value.backward()
+            optimizer.step()
+            return value.detach()
+
+        return Program(step, inputs(LENGTHS), (model, optimizer))
+
+    report = parity(make, steps=3, whole=False, captures=None)
+    assert {each.code for each in report.fallbacks} == {"SFX102"} and report.fallback_count == 3
+
+
+@pytest.mark.parametrize("lengths", [[3, 6, 2], [7, 3, 2], [3, 2, 0], [0, 0, 0], [6, 5]])
+def test_lengths_that_are_refused_raise_before_anything_is_written(lengths):
+    counter = torch.zeros(())
+
+    def make() -> Program:
+        model = nn.LSTM(4, 5, batch_first=True)
+        counter.zero_()
+
+        def step(x, lengths):
+            counter.add_(1)
+            loss = model(pack_padded_sequence(x, lengths, batch_first=True))[0].data.sum()
+            loss.backward()
+            return loss.detach()
+
+        return Program(step, inputs([DESCENDING[0], lengths]), (model, counter))
+
+    parity(make, steps=3, whole=False, captures=None)

@@ -268,12 +268,6 @@ def look_inside(model, x, y):
     return F.cross_entropy(model(x if 1 in y else -x), y)
 
 
-def count_from_data(model, x, y):
-    for _ in range(y[0]):
-        x = x + 1
-    return F.cross_entropy(model(x), y)
-
-
 def index_from_result(model, x, y):
     return F.cross_entropy(model(x + x[model(x)[0].argmax().item()]), y)
 
@@ -293,7 +287,6 @@ REFUSED = [
     (branch_on_item, "SFX101", VALUE),
     (compare_tensors, "SFX101", VALUE),
     (look_inside, "SFX101", f"_operator.contains {LATER}"),
-    (count_from_data, "SFX101", f"range {LATER}"),
     (index_from_result, "SFX106", "indexes a tensor by a number that exists only when the graph runs"),
     (as_keys, "SFX106", "Tensor.tolist needs values that exist only when the graph runs"),
     (as_array, "SFX106", "FakeTensor.numpy needs values that exist only when the graph runs"),

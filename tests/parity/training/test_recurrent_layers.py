@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import sidefx_train
-from sidefx_train.compile.capture.interceptors import recurrent_layers
+from sidefx_train.compile.capture.interceptors.nn import recurrent_layers
 from sidefx_train.compile.gpu.replaying import recording_on_host
 from sidefx_train.compile.gpu.simulation.recorder import HostRecorder
 from sidefx_train.compile.ops import cudnn_rnn

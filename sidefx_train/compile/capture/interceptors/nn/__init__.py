@@ -1,0 +1,1 @@
+"""Interceptors for functions of ``torch.nn``."""

@@ -16,6 +16,7 @@ from sidefx_train.compile.capture.interceptors import torch_modes as torch_modes
 from sidefx_train.compile.capture.interceptors.nn import interpolation as interpolation
 from sidefx_train.compile.capture.interceptors.nn import packed_sequences as packed_sequences
 from sidefx_train.compile.capture.interceptors.nn import recurrent_layers as recurrent_layers
+from sidefx_train.compile.capture.interceptors.nn import sparse_embedding as sparse_embedding
 from sidefx_train.compile.capture.interceptors.third_party import metrics as metrics
 from sidefx_train.compile.capture.interceptors.third_party import nan_checks as nan_checks
 from sidefx_train.compile.capture.interceptors.third_party import transformers as transformers

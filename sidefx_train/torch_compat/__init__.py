@@ -70,6 +70,7 @@ from sidefx_train.torch_compat.distributed.collectives import size_of_group as s
 from sidefx_train.torch_compat.distributed.collectives import size_of_named_group as size_of_named_group
 from sidefx_train.torch_compat.distributed.dtensors import copy_gradient_dtype as copy_gradient_dtype
 from sidefx_train.torch_compat.distributed.dtensors import dtensor_class as dtensor_class
+from sidefx_train.torch_compat.distributed.dtensors import dtensor_dispatcher as dtensor_dispatcher
 from sidefx_train.torch_compat.distributed.dtensors import gradient_dtype as gradient_dtype
 from sidefx_train.torch_compat.distributed.dtensors import has_dtensor as has_dtensor
 from sidefx_train.torch_compat.distributed.dtensors import is_dtensor as is_dtensor

@@ -25,7 +25,6 @@ FEW = (
     "gathered early",
     "replicated",
     "offloaded",
-    "tensor parallel",
     "regularized",
 )
 """Programs of the fast test."""

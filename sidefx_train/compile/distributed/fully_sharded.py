@@ -281,16 +281,6 @@ def _to_sharded_dtensor(names: compat.FullyShardedNames, world: TraceWorld, args
     return compat.make_dtensor(tensor, spec, tensor.requires_grad)
 
 
-def _natively(method: Any) -> None:
-    """Has a method of ``DTensor`` run on shadows; its autograd functions differentiate nothing then."""
-
-    @registry.intercept(method)
-    def called(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if torch.is_grad_enabled() and compat.needs_derivative(args[:1]):
-            refuse_whole(CODE, f"calls DTensor.{method.__name__} while autograd is on", world.locate())
-        return world.guarded(method, args, kwargs)
-
-
 @registry.late
 def _with_fully_shard() -> bool:
     """Registers the interceptors once the program has imported ``fully_shard``."""
@@ -312,8 +302,6 @@ def _with_fully_shard() -> bool:
     }
     for target, handler in handlers.items():
         registry.intercept(target)(functools.partial(handler, names))
-    for name in ("to_local", "full_tensor", "redistribute"):
-        _natively(getattr(compat.dtensor_class(), name))
     return True
 
 

@@ -26,8 +26,7 @@ from sidefx_train.compile.capture.resume.resume_function import given_names, is_
 from sidefx_train.compile.capture.resume.suspension import StopPoint, Suspension, frames_of, stop_points, suspend
 from sidefx_train.compile.capture.shadows.containers.iterators import given_state
 from sidefx_train.compile.capture.shadows.objects.leaf_hooks import guard_accumulation_hooks
-from sidefx_train.compile.capture.shadows.objects.wrapper_tensors import WrapperRecord
-from sidefx_train.compile.capture.shadows.records import TensorRecord
+from sidefx_train.compile.capture.shadows.records import LeafRecord, TensorRecord
 from sidefx_train.compile.capture.side_effects.collect import bases_wanted, collect
 from sidefx_train.compile.capture.side_effects.effect import SideEffects
 from sidefx_train.compile.capture.world.native_call_facts import first_line
@@ -377,9 +376,14 @@ class CaptureRun:
 
 def _refuse_differentiated_wrappers(world: TraceWorld) -> None:
     """Refuses tensor subclasses in a forward whose backward runs outside."""
-    records = world.heap.by_real.values()
-    leaf = next((each for each in records if isinstance(each, WrapperRecord) and each.requires_grad), None)
-    which = world.wrapper_dispatch.differentiable or (None if leaf is None else leaf.source.label)
+    # The parameters of fully_shard are differentiated in their gathered form, which has checks of its own.
+    leaves = [
+        each.source.label
+        for each in world.heap.by_real.values()
+        if isinstance(each, LeafRecord) and each.requires_grad
+        if compat.is_wrapper(each.real) or not world.sharded_groups
+    ]
+    which = next(filter(None, (world.tracer.proxy_mode.differentiated, *leaves)), None)
     if which is not None:
         world.heap.refuse("SFX107", f"the backward outside of the step passes through tensor subclasses ({which})")
 

@@ -209,7 +209,14 @@ class Rebuilder(TensorRebuilder):
             self.world.heap.refuse("SFX107", "a DTensor with a gradient or an autograd history leaves the step")
         maker, spec = self.writer.constant(compat.make_dtensor), self.writer.constant(compat.spec_of(value), "spec")
         local = self.expression(compat.local_of(value))
-        return self._remember(value, f"{maker}({local}, {spec}, {value.requires_grad})")
+        name = self._remember(value, f"{maker}({local}, {spec}, {value.requires_grad})")
+        self._count_writes(value, name)
+        return name
+
+    def _count_writes(self, value: torch.Tensor, name: str) -> None:
+        """Gives a new object the version counter that it has in eager."""
+        if not value.is_inference() and value._version:
+            self.lines.append(f"{self.writer.constant(compat.count_writes)}({name}, {value._version})")
 
     def _wrapper(self, value: Any) -> str:
         """Returns a wrapper subclass that the step created, with its attributes; none of its class's Python runs."""
@@ -230,8 +237,7 @@ class Rebuilder(TensorRebuilder):
             node = self.writer.constant(type(history).__name__)
             name = self._remember(value, f"{self.writer.constant(freed_result)}({node}, {maker}, {arguments})")
         self._attributes(name, value)
-        if value._version:
-            self.lines.append(f"{self.writer.constant(compat.count_writes)}({name}, {value._version})")
+        self._count_writes(value, name)
         return self._with_gradient(value, name)
 
     def _wrappers_around(self, value: Any) -> list[Any]:

@@ -24,12 +24,12 @@ def _constants() -> tuple[type, ...]:
     if found is None:
         return ()
     placement = getattr(getattr(torch._C, "_distributed", None), "Placement", None)  # a class of C++ since torch 2.10
-    kinds = (found.ProcessGroup, found.ReduceOp, type(found.ReduceOp.SUM))
+    kinds = (found.ProcessGroup, found.ReduceOp, type(found.ReduceOp.SUM), found.device_mesh.DeviceMesh)
     return kinds if placement is None else (*kinds, placement)
 
 
 DISTRIBUTED_CONSTANTS = _constants()
-"""C++ classes of process groups, of reductions and of placements, whose instances are constants of a step."""
+"""Classes of process groups, reductions, placements and meshes, whose instances are constants of a step."""
 
 _QUERIES = frozenset({"group_name", "name", "rank", "size"})
 

@@ -26,9 +26,19 @@ def has_dtensor(types: Any) -> bool:
     return cls is not None and cls in types
 
 
+def dtensor_dispatcher() -> tuple[Any, dict[Any, Any], str]:
+    """Returns the object that runs operators of ``DTensor``, with what programs change of it.
+
+    That is the rules for single operators, which ``loss_parallel`` adds to, and the name of the attribute that
+    ``implicit_replication`` sets.
+    """
+    dispatcher = dtensor_class()._op_dispatcher
+    return dispatcher, dispatcher._custom_op_handlers, "_allow_implicit_replication"
+
+
 def needs_derivative(given: Any) -> bool:
-    """Returns True if a ``DTensor`` among nested arguments requires gradients."""
-    return any(is_dtensor(value) and value.requires_grad for value in tree_leaves(given))
+    """Returns True if a tensor among nested arguments requires gradients."""
+    return any(isinstance(value, torch.Tensor) and value.requires_grad for value in tree_leaves(given))
 
 
 def make_dtensor(local: torch.Tensor, spec: Any, requires_grad: bool = False) -> Any:

@@ -26,7 +26,6 @@ from sidefx_train.compile.capture.recording.eager_parity.memory_overlap import c
 from sidefx_train.compile.capture.recording.eager_parity.resize import enlarged, resized, set_layout
 from sidefx_train.compile.capture.recording.eager_parity.view_history import check_strided
 from sidefx_train.compile.capture.recording.number_probes import Probes
-from sidefx_train.compile.common.distributed_models import CODE, refuse_whole
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.thread_warnings import no_warnings
 from sidefx_train.compile.graph.artifacts import CALLED, DERIVED, FORWARD, HIDDEN_FROM_AUTOGRAD, LINE, NO_GRAD
@@ -75,6 +74,7 @@ class RepeatingMode(compat.RecordingMode):
         grad_switched: an operation was recorded with autograd off.
         observer: called with each operation and its arguments, if set.
         probes: stand for changing numbers whose values C++ code reads.
+        differentiated: name of a tensor subclass whose operators autograd has recorded; empty if there is none.
         cursors: next draw to repeat, by device type; absent while new numbers are drawn.
     """
 
@@ -85,6 +85,7 @@ class RepeatingMode(compat.RecordingMode):
         self.grad_switched = False
         self.probes = Probes(tracer)
         self.observer: Any = None
+        self.differentiated = ""
         self._wrapper_depth = 0
         self._lines: dict[int, Location | None] = {}  # by sequence number of the autograd node
 
@@ -124,9 +125,7 @@ class RepeatingMode(compat.RecordingMode):
 
     def _dispatch_dtensors(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Leaves an operator of ``DTensor`` objects to torch: it calls that of local tensors, and communicates."""
-        if torch.is_grad_enabled() and compat.needs_derivative((args, kwargs)):
-            reason = "computes with a DTensor that requires gradients, whose derivative may communicate"
-            refuse_whole(CODE, reason, self.graph_tracer.locate())
+        self.note_differentiated("DTensor", (args, kwargs))
         args, kwargs, given = self.probes.given_to_dtensors(args, kwargs)
         if not given:
             return NotImplemented
@@ -143,6 +142,11 @@ class RepeatingMode(compat.RecordingMode):
                 return self.graph_tracer.wrapper_dispatch(func, types, args, kwargs)
         finally:
             self._wrapper_depth -= 1
+
+    def note_differentiated(self, kind: str, given: Any) -> None:
+        """Notes that autograd records a call with tensors of this class."""
+        if torch.is_grad_enabled() and compat.needs_derivative(given):
+            self.differentiated = kind
 
     def _record_operator(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(func, compat.HigherOrderOperator):

@@ -140,6 +140,7 @@ class LeafRecord(Record):
         grad: gradient at entry, or one of the marks for a gradient that was not read.
         requires_grad: at entry.
         gradient_dtype: dtype of its gradients at entry.
+        version: version of the shadow before anything ran.
     """
 
     NOTES = ("grad",)
@@ -149,6 +150,7 @@ class LeafRecord(Record):
         self.grad: Any = UNREAD
         self.requires_grad = real.requires_grad
         self.gradient_dtype = compat.gradient_dtype(real)
+        self.version = 0 if shadow.is_inference() else int(shadow._version)
 
     def reset(self) -> None:
         if self.grad is OVERWRITTEN:

@@ -275,8 +275,8 @@ def has_history_of_base(world: CaptureContext, record: TensorRecord) -> bool:
     return _history(base) is (None if base.edge is None else base.edge.node) or gets_new_history(world, base)
 
 
-def _wrapper(record: WrapperRecord, finished: bool) -> list[Effect]:
-    """Returns the writes to a wrapper subclass; its attributes and inner tensors have records of their own."""
+def _check_wrapper(record: WrapperRecord, finished: bool) -> None:
+    """Refuses changes of a wrapper subclass itself; its attributes and inner tensors have records of their own."""
     refuse, label = record.heap.refuse, record.source.label
     if TensorFacts.of(record.shadow) != record.facts and record.shadow.requires_grad is record.requires_grad:
         refuse("SFX109", f"changes the shape of {label}, a tensor subclass")
@@ -284,8 +284,6 @@ def _wrapper(record: WrapperRecord, finished: bool) -> list[Effect]:
         refuse("SFX107", f"{label}, a tensor subclass, joins the step's autograd graph")
     if finished and hook_numbers(record.shadow) != (record.hooks or ((), ())):
         refuse("SFX111", f"leaves a hook registered on {label}; register it before the step")
-    writes = record.shadow._version - record.version
-    return [Effect("count_writes", record.source, None, writes)] if writes else []
 
 
 def _leaf(record: LeafRecord, finished: bool) -> list[Effect]:
@@ -293,7 +291,10 @@ def _leaf(record: LeafRecord, finished: bool) -> list[Effect]:
         record.heap.refuse("SFX111", f"sets {record.source.label}.requires_grad")
     if compat.gradient_dtype(record.shadow) is not record.gradient_dtype:
         record.heap.refuse("SFX111", f"sets {record.source.label}.grad_dtype")
-    changes = _wrapper(record, finished) if safe_isinstance(record, WrapperRecord) else []
+    if safe_isinstance(record, WrapperRecord):
+        _check_wrapper(record, finished)
+    writes = 0 if record.shadow.is_inference() else record.shadow._version - record.version
+    changes = [Effect("count_writes", record.source, None, writes)] if writes else []
     if record.grad is UNREAD or record.shadow.grad is record.grad:
         return changes
     return [*changes, Effect("set_grad", record.source, None, record.shadow.grad)]

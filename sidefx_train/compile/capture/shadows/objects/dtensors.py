@@ -41,6 +41,10 @@ def dtensor_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
         heap.guard("is", source, real)
         heap.static_roots.add(id(place))
     heap.guard("type", place, type(real))
+    dispatcher, rules, implicit = compat.dtensor_dispatcher()
+    heap.guard("keys", heap.sources.const(rules, "the rules of DTensor for operators"), tuple(rules))
+    settings = heap.sources.const(dispatcher, "the dispatcher of DTensor")
+    heap.guard("is", heap.sources.slot(settings, implicit), getattr(dispatcher, implicit))
     heap.guard("is", heap.sources.slot(place, "_spec"), spec)
     heap.guard("equal", heap.sources.slot(place, "requires_grad"), real.requires_grad)
     for name in _HOOKS:

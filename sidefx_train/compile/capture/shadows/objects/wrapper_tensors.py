@@ -28,7 +28,6 @@ class WrapperRecord(LeafRecord):
     Attributes:
         kind: ``"static"`` if the entry holds it.
         facts: metadata at entry.
-        version: version of the shadow before anything ran.
         hooks: hooks of the shadow before anything ran.
         accumulator_hooked: its ``AccumulateGrad`` node has hooks.
     """
@@ -42,7 +41,6 @@ class WrapperRecord(LeafRecord):
         self.kind = kind
         self.instance = InstanceRecord(heap, real, shadow, source, source)
         self.facts = TensorFacts.of(shadow)
-        self.version = shadow._version
 
 
 def wrapper_shadow(heap: ShadowTableAPI, real: Any, source: Source, static: bool) -> Any:

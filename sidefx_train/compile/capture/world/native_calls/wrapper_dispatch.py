@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-import torch
-from torch.utils._pytree import tree_leaves
-
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
 from sidefx_train.compile.common.type_checks import safe_isinstance
@@ -17,14 +14,10 @@ class WrapperDispatch:
 
     Torch's dispatcher would call the Python of the class natively. The interpreter calls it instead, so that what it
     reads is guarded and what it changes is an effect; its operators on inner tensors are recorded.
-
-    Attributes:
-        differentiable: name of an operator of a wrapper that autograd has recorded; ``None`` if there is none.
     """
 
     def __init__(self, world: CaptureWorldAPI) -> None:
         self.world = world
-        self.differentiable: str | None = None
         self._methods: dict[int, tuple[Any, Any]] = {}
 
     def run(self, func: Any, types: tuple[type, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -44,10 +37,7 @@ class WrapperDispatch:
             self._refuse(asked[0], func, "in torch.cond, or a higher-order operator")
         if self.world.tracer.proxy_mode.probes.among(args, kwargs):
             self._refuse(asked[0], func, "with a number that changes from call to call and that C++ code computes with")
-        if torch.is_grad_enabled() and any(
-            safe_isinstance(value, torch.Tensor) and value.requires_grad for value in tree_leaves((args, kwargs))
-        ):
-            self.differentiable = f"{asked[0].__qualname__}: {func}"
+        self.world.tracer.proxy_mode.note_differentiated(asked[0].__qualname__, (args, kwargs))
         error = self.world.last_error
         for cls in asked:
             answer = self._method(cls)(func, asked, args, kwargs)

@@ -42,10 +42,11 @@ def _no_profiler_range(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[st
 def _state_before_the_trace(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Creates missing optimizer state on copies, then lets ``_init_group`` run as usual.
 
-    With tensor subclasses among the parameters it is created in the step: that runs Python of theirs.
+    With tensor subclasses among the parameters it is created in the step: that runs Python of theirs. So it is for a
+    class with an ``_init_group`` of its own, which may have side effects.
     """
     record = world.heap.record_of(args[0])
-    if not isinstance(record, InstanceRecord) or len(args) < 2:
+    if not isinstance(record, InstanceRecord) or len(args) < 2 or not _is_torchs(type(record.real)._init_group):
         return ABSENT
     group = args[1]
     params = world.interp.iterate(world.interp.call(dict.__getitem__, (group, "params"), {}))
@@ -79,6 +80,10 @@ def _state_before_the_trace(world: TraceWorld, args: tuple[Any, ...], kwargs: di
 
     world.pending_state.append((commit, undo))
     return ABSENT
+
+
+def _is_torchs(function: Any) -> bool:
+    return str(function.__module__).startswith("torch.optim.")
 
 
 def _real_group(world: TraceWorld, group: Any) -> dict[str, Any]:

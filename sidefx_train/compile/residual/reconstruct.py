@@ -9,7 +9,8 @@ import typing
 import warnings
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -85,7 +86,8 @@ class Rebuilder(TensorRebuilder):
         super().__init__(world, writer, known_outputs)
         self._made: dict[int, str] = {}
         self._keep: list[Any] = []
-        self._suspended: list[InterpretedGenerator] = []
+        self._constructed: list[Any] = []
+        self._late: list[Callable[[], None]] | None = None
 
     def expression(self, value: Any) -> str:
         """Returns code for a value of the trace."""
@@ -116,7 +118,7 @@ class Rebuilder(TensorRebuilder):
             return self._wrapper(value)
         if safe_isinstance(value, torch.Tensor):
             made = self._remember(value, self._marked(value, self.tensor(value)))
-            self._tag(value, made)
+            self._fill(functools.partial(self._tag, value, made))
             return self._with_gradient(value, made)
         if safe_isinstance(value, compat.SYMBOLS):
             return self._number(value)
@@ -124,10 +126,64 @@ class Rebuilder(TensorRebuilder):
             return self._tensor_snapshot(value)
         if safe_isinstance(value, DeferredValue):
             return self._remember(value, self._deferred(value))
-        return self._object(value)
+        if any(value is each for each in self._constructed):
+            what = f"a {type(value).__qualname__}"
+            if type(value) is InterpretedGenerator:
+                what = f"the generator {value.__qualname__}"
+            self.world.heap.refuse(
+                "SFX111", f"cannot rebuild {what}, which the step creates and which refers to itself"
+            )
+        self._constructed.append(value)
+        try:
+            return self._object(value)
+        finally:
+            self._constructed.pop()
+
+    @contextmanager
+    def _constructing(self) -> Iterator[None]:
+        """Inside, the parts of an object are made that must exist before it, such as the items of a tuple.
+
+        New objects among them are filled after it, since they may refer to it.
+        """
+        if self._late is not None:
+            yield
+            return
+        self._late = []
+        try:
+            yield
+        finally:
+            late, self._late = self._late, None
+        self._fill_all(late)
+
+    @staticmethod
+    def _fill_all(late: list[Callable[[], None]]) -> None:
+        while late:
+            late.pop(0)()
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Inside, new objects are filled immediately, and those before now: generated code reads or hashes them.
+
+        Raises:
+            Unsupported: one refers to an object that is being constructed.
+        """
+        late, self._late = self._late, None
+        self._fill_all(late or [])
+        try:
+            yield
+        finally:
+            self._late = late
+
+    def _fill(self, fill: Callable[[], None]) -> None:
+        """Writes the contents of a new object, now or after the object that it is a part of."""
+        if self._late is None:
+            fill()
+        else:
+            self._late.append(fill)
 
     def call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place | None = None) -> str:
-        parts = [*map(self.expression, args), *self._keywords(kwargs)]
+        with self._reading():
+            parts = [*map(self.expression, args), *self._keywords(kwargs)]
         called = self._callable(fn)
         if place is not None:
             parts, called = [called, *parts], self.writer.constant(place, "place")
@@ -258,15 +314,10 @@ class Rebuilder(TensorRebuilder):
     def _object(self, value: Any) -> str:
         cls = type(value)
         if safe_isinstance(value, tuple):
-            items = [self.expression(item) for item in value]
-            if cls is tuple:
-                return self._remember(value, f"({', '.join(items)}{',' if len(items) == 1 else ''})")
-            maker = self.writer.constant(make_tuple)
-            made = self._remember(value, f"{maker}({self.writer.constant(cls)}, ({', '.join(items)},))")
-            self._attributes(made, value)
-            return made
+            return self._tuple(value)
         if cls is slice:
-            return self._remember(value, f"slice({', '.join(map(self.expression, bounds_of(value)))})")
+            with self._constructing():
+                return self._remember(value, f"slice({', '.join(map(self.expression, bounds_of(value)))})")
         if cls is set or safe_isinstance(value, frozenset):
             return self._set(value)
         if type(value) is types.MethodType and type(value.__self__) is InterpretedGenerator:
@@ -277,9 +328,9 @@ class Rebuilder(TensorRebuilder):
                 return self._remember(value, f"{self.expression(value.__self__)}.{looked_up}")
         if safe_isinstance(value, types.MethodType):
             maker = self.writer.constant(types.MethodType, "Method")
-            return self._remember(
-                value, f"{maker}({self.expression(value.__func__)}, {self.expression(value.__self__)})"
-            )
+            with self._constructing():
+                parts = self.expression(value.__func__), self.expression(value.__self__)
+                return self._remember(value, f"{maker}({', '.join(parts)})")
         if cls is types.CellType:
             return self._cell(value)
         if cls in REBUILT or cls in HANDED_ON:
@@ -299,7 +350,8 @@ class Rebuilder(TensorRebuilder):
         if safe_isinstance(value, (types.BuiltinMethodType, types.MethodWrapperType)):
             owner = value.__self__
             if owner is not None and not safe_isinstance(owner, (types.ModuleType, type)):
-                return self._remember(value, self._bound(value, self.expression(owner)))
+                with self._constructing():
+                    return self._remember(value, self._bound(value, self.expression(owner)))
         if safe_isinstance(value, weakref.ReferenceType):
             return self._reference(value)
         if safe_isinstance(value, type) and id(value) in self.world.new_classes:
@@ -307,7 +359,7 @@ class Rebuilder(TensorRebuilder):
         if id(value) in self.world.new_modules:
             made = f"{self.writer.constant(types.ModuleType.__new__, 'new_module')}({self.writer.constant(cls)})"
             made = self._remember(value, made)
-            self._attributes(made, value)
+            self._fill(functools.partial(self._attributes, made, value))
             return made
         if id(value) in self.world.new_descriptors:
             return self._descriptor(value)
@@ -339,6 +391,18 @@ class Rebuilder(TensorRebuilder):
             return self._remember(value, self.call(maker, parts, {}))
         return self._instance(value)
 
+    def _tuple(self, value: tuple[Any, ...]) -> str:
+        """Returns a tuple that the step created, of any class."""
+        cls = type(value)
+        with self._constructing():
+            items = [self.expression(item) for item in value]
+            if cls is tuple:
+                return self._remember(value, f"({', '.join(items)}{',' if len(items) == 1 else ''})")
+            maker = self.writer.constant(make_tuple)
+            made = self._remember(value, f"{maker}({self.writer.constant(cls)}, ({', '.join(items)},))")
+            self._attributes(made, value)
+            return made
+
     def _bound(self, method: Any, owner: str) -> str:
         """Returns a bound C method: this very one, whatever the object's class has under its name."""
         descriptor = descriptor_of(method)
@@ -362,7 +426,8 @@ class Rebuilder(TensorRebuilder):
         else:  # objects in traversal order, most likely that of insertion
             met = {id(record.shadow): i for i, record in enumerate(self.world.heap.by_real.values())}
             members = tuple(sorted(members, key=lambda member: met.get(id(member), len(met))))
-        items = [self.expression(item) for item in members]
+        with self._reading():
+            items = [self.expression(item) for item in members]
         made = f"({', '.join(items)}{',' if items else ''})"
         if table:
             made = f"{self.writer.constant(wide_set)}({cls.__name__}, {made}, {table})"
@@ -371,19 +436,20 @@ class Rebuilder(TensorRebuilder):
             return self._remember(value, f"{cls.__name__}({made})")
         maker = self.writer.constant(frozenset.__new__, "new_frozenset")
         name = self._remember(value, f"{maker}({self.writer.constant(cls)}, {made})")
-        self._attributes(name, value)
+        self._fill(functools.partial(self._attributes, name, value))
         return name
 
     def _partial(self, value: Any) -> str:
         """Returns a partial that the step created, of any class."""
-        parts = [*map(self.expression, (value.func, *value.args)), *self._keywords(value.keywords)]
-        if type(value) is functools.partial:
-            maker = self.writer.constant(functools.partial, "partial")
-        else:
-            maker = self.writer.constant(functools.partial.__new__, "new_partial")
-            parts.insert(0, self.writer.constant(type(value)))
-        name = self._remember(value, f"{maker}({', '.join(parts)})")
-        self._attributes(name, value)
+        with self._constructing():
+            parts = [*map(self.expression, (value.func, *value.args)), *self._keywords(value.keywords)]
+            if type(value) is functools.partial:
+                maker = self.writer.constant(functools.partial, "partial")
+            else:
+                maker = self.writer.constant(functools.partial.__new__, "new_partial")
+                parts.insert(0, self.writer.constant(type(value)))
+            name = self._remember(value, f"{maker}({', '.join(parts)})")
+            self._attributes(name, value)
         return name
 
     def _descriptor(self, value: Any) -> str:
@@ -397,10 +463,11 @@ class Rebuilder(TensorRebuilder):
             parts = [value.__func__]
         else:
             self.world.heap.refuse("SFX104", f"cannot rebuild a {cls.__qualname__} created in the step")
-        name = self._remember(value, f"{self.writer.constant(cls)}({', '.join(map(self.expression, parts))})")
-        for key, item in instance_dict_of_plain(value).items():  # the constructor copies attributes of its function
-            if key not in _COPIED or getattr(value.__func__, key, None) is not item:
-                self.lines.append(f"{name}.__dict__[{self.writer.constant(key)}] = {self.expression(item)}")
+        with self._constructing():
+            name = self._remember(value, f"{self.writer.constant(cls)}({', '.join(map(self.expression, parts))})")
+            for key, item in instance_dict_of_plain(value).items():  # the constructor copies those of its function
+                if key not in _COPIED or getattr(value.__func__, key, None) is not item:
+                    self.lines.append(f"{name}.__dict__[{self.writer.constant(key)}] = {self.expression(item)}")
         return name
 
     def _reference(self, value: Any) -> str:
@@ -408,32 +475,36 @@ class Rebuilder(TensorRebuilder):
         if target is None:
             return self.writer.constant(value, "dead_reference")
         maker = self.writer.constant(weakref.ref, "ref")
-        parts = [self.expression(target)]
-        if safe_isinstance(value, ShadowRef):
-            parts.append(self.expression(value.callback))
-        return self._remember(value, f"{maker}({', '.join(parts)})")
+        with self._constructing():
+            parts = [self.expression(target)]
+            if safe_isinstance(value, ShadowRef):
+                parts.append(self.expression(value.callback))
+            return self._remember(value, f"{maker}({', '.join(parts)})")
 
     def _container(self, value: Any) -> str:
         cls = type(value)
         name = self.writer.fresh("n")
         self._made[id(value)] = name
         self._keep.append(value)
-        if cls is list or cls is dict or cls is OrderedDict:
+        if cls in (list, dict, OrderedDict, defaultdict):
             self.lines.append(f"{name} = {self.writer.constant(cls)}()")
         elif cls is deque:
             self.lines.append(f"{name} = {self.writer.constant(cls)}(maxlen={value.maxlen})")
-        elif cls is defaultdict:
-            factory = self.expression(value.default_factory)
-            self.lines.append(f"{name} = {self.writer.constant(cls)}({factory})")
         else:
             base: Any = base_container(cls)
             maker = self.writer.constant(base.__new__, f"new_{base.__name__}")
             self.lines.append(f"{name} = {maker}({self.writer.constant(cls)})")
             if safe_isinstance(value, deque):
                 self.lines.append(f"{self.writer.constant(deque.__init__, 'init')}({name}, (), {value.maxlen})")
-            elif safe_isinstance(value, defaultdict):
-                init = self.writer.constant(defaultdict.__init__, "init")
-                self.lines.append(f"{init}({name}, {self.expression(value.default_factory)})")
+        self._fill(functools.partial(self._contents, name, value))
+        return name
+
+    def _contents(self, name: str, value: Any) -> None:
+        """Fills a new container."""
+        cls = type(value)
+        if safe_isinstance(value, defaultdict):
+            init = self.writer.constant(defaultdict.__init__, "init")
+            self.lines.append(f"{init}({name}, {self.expression(value.default_factory)})")
         if safe_isinstance(value, dict):
             setter = name if cls in (dict, OrderedDict, defaultdict) else None
             held: Any = base_container(cls)
@@ -454,7 +525,6 @@ class Rebuilder(TensorRebuilder):
                 self.lines.append(f"{adder}({name}, ({items},))")
         if cls not in (list, dict, OrderedDict, deque, defaultdict):
             self._attributes(name, value)
-        return name
 
     def _instance(self, value: Any) -> str:
         cls = type(value)
@@ -468,7 +538,7 @@ class Rebuilder(TensorRebuilder):
         elif base in DERIVED_FROM:
             made += f", {self.writer.constant(exact_value(value))})"
         elif issubclass(base, BaseException):
-            made += "".join(f", {self.expression(item)}" for item in value.args) + ")"
+            made += "".join(f", {item}" for item in self._arguments(value)) + ")"
         else:
             self.world.heap.refuse("SFX104", f"cannot rebuild a {cls.__qualname__} created in the step")
         if cls.__module__ == "builtins" and not issubclass(base, BaseException):
@@ -477,9 +547,14 @@ class Rebuilder(TensorRebuilder):
         self._keep.append(value)
         self.lines.append(f"{name} = {made}")
         if safe_isinstance(value, BaseException):
-            self._raised(name, value)
-        self._attributes(name, value)
+            self._fill(functools.partial(self._raised, name, value))
+        self._fill(functools.partial(self._attributes, name, value))
         return name
+
+    def _arguments(self, error: BaseException) -> list[str]:
+        """Returns what an exception is made with."""
+        with self._reading():
+            return [self.expression(item) for item in error.args]
 
     def _raised(self, name: str, error: BaseException) -> None:
         """Sets what an exception records about how it was raised."""
@@ -514,7 +589,8 @@ class Rebuilder(TensorRebuilder):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of itertools, since Python 3.12
             made, arguments, *state = value.__reduce__()
-        parts = ", ".join(self.expression(part) for part in arguments)
+        with self._reading():
+            parts = ", ".join(self.expression(part) for part in arguments)
         expression = self._remember(value, f"{self.writer.constant(made)}({parts})")
         if state and state[0] is not None:
             self.lines.append(f"{expression}.__setstate__({self.expression(state[0])})")
@@ -533,7 +609,8 @@ class Rebuilder(TensorRebuilder):
         record = self.world.heap.record_of(container)
         if record is not None and not self._in_its_order(container):
             self.apply(record)
-        made = "{}" if ended else self.expression(container)
+        with self._reading():
+            made = "{}" if ended else self.expression(container)
         return f"{self.writer.constant(walk)}({view}, {made}, {len(container) - left})"
 
     def _in_its_order(self, container: Any) -> bool:
@@ -548,23 +625,18 @@ class Rebuilder(TensorRebuilder):
 
     def _generator(self, value: InterpretedGenerator) -> str:
         """Returns a suspended generator, which continues natively."""
-        if any(value is other for other in self._suspended):
-            self.world.heap.refuse(
-                "SFX104", f"cannot rebuild the generator {value.__qualname__}, which refers to itself"
-            )
-        self._suspended.append(value)
         code, state = hand_out(value)
-        parts = [
-            self.writer.constant(resume),
-            self.writer.constant(code, "code"),
-            self.writer.constant(value.frame.globals, "globals"),
-            self.writer.constant(value.__name__),
-            self.writer.constant(value.__qualname__),
-            self.writer.constant(value.started),
-            self.expression(state),
-        ]
-        self._suspended.pop()
-        return self._remember(value, f"{parts[0]}({', '.join(parts[1:])})")
+        with self._reading():
+            parts = [
+                self.writer.constant(resume),
+                self.writer.constant(code, "code"),
+                self.writer.constant(value.frame.globals, "globals"),
+                self.writer.constant(value.__name__),
+                self.writer.constant(value.__qualname__),
+                self.writer.constant(value.started),
+                self.expression(state),
+            ]
+            return self._remember(value, f"{parts[0]}({', '.join(parts[1:])})")
 
     def _cell(self, cell: types.CellType) -> str:
         outside = self.world.heap.cells.get(id(cell))
@@ -577,20 +649,28 @@ class Rebuilder(TensorRebuilder):
             known = self._made[id(cell)] = self.writer.fresh("cell")
             self._keep.append(cell)
             self.lines.append(f"{known} = {self.writer.constant(types.CellType, 'Cell')}()")
-            contents = self.world.load_cell(cell)
-            if contents is not ABSENT:
-                self.lines.append(f"{known}.cell_contents = {self.expression(contents)}")
+            self._fill(functools.partial(self._cell_contents, known, cell))
         return known
 
+    def _cell_contents(self, name: str, cell: types.CellType) -> None:
+        contents = self.world.load_cell(cell)
+        if contents is not ABSENT:
+            self.lines.append(f"{name}.cell_contents = {self.expression(contents)}")
+
     def _function(self, value: types.FunctionType) -> str:
-        cells = [self._cell(cell) for cell in value.__closure__ or ()]
-        maker = self.writer.constant(types.FunctionType, "Function")
-        defaults = self.expression(value.__defaults__) if value.__defaults__ else "None"
-        code = self.writer.constant(value.__code__, "code")
-        space = self._namespace(value)
-        closure = f"({', '.join(cells)},)" if cells else "None"
-        called = self.writer.constant(value.__name__)
-        name = self._remember(value, f"{maker}({code}, {space}, {called}, {defaults}, {closure})")
+        with self._constructing():
+            cells = [self._cell(cell) for cell in value.__closure__ or ()]
+            maker = self.writer.constant(types.FunctionType, "Function")
+            defaults = self.expression(value.__defaults__) if value.__defaults__ else "None"
+            code = self.writer.constant(value.__code__, "code")
+            space = self._namespace(value)
+            closure = f"({', '.join(cells)},)" if cells else "None"
+            called = self.writer.constant(value.__name__)
+            name = self._remember(value, f"{maker}({code}, {space}, {called}, {defaults}, {closure})")
+            self._function_fields(name, value)
+        return name
+
+    def _function_fields(self, name: str, value: types.FunctionType) -> None:
         for field in ("__kwdefaults__", "__annotations__"):
             if getattr(value, field):
                 self.lines.append(f"{name}.{field} = {self.expression(getattr(value, field))}")
@@ -599,7 +679,6 @@ class Rebuilder(TensorRebuilder):
                 self.lines.append(f"{name}.{field} = {self.expression(getattr(value, field))}")
         for key, item in vars(value).items():
             self.lines.append(f"{name}.__dict__[{self.writer.constant(key)}] = {self.expression(item)}")
-        return name
 
     def _namespace(self, fn: types.FunctionType) -> str:
         """Returns the globals of a function: real ones, if code executed in the step used them."""

@@ -101,3 +101,26 @@ def test_metric_that_is_called():
         made.watch = (made.metric.tp.clone(), made.metric.update_count)
 
     parity(make, between=between, captures=2)
+
+
+def test_metric_with_a_check_of_its_own():
+    """Regression: the override was skipped, as if it were torchmetrics' own method."""
+    import torchmetrics
+
+    class Doubled(torchmetrics.MeanMetric):
+        def _cast_and_nan_check_input(self, x, weight=None):
+            x, weight = super()._cast_and_nan_check_input(x, weight)
+            return x * 2, weight
+
+    means = []
+    for compiled in (False, True):
+        metric = Doubled()
+
+        def step(x, metric=metric):
+            metric.update(x.sum())
+
+        run = sidefx_train.compile(step, backend="eager") if compiled else step
+        for i in range(3):
+            run(torch.full((2,), float(i)))
+        means.append(metric.compute())
+    assert torch.equal(*means)

@@ -206,3 +206,16 @@ def walks_over_what_it_changed() -> Any:
 @pytest.mark.parametrize("make", [removes_and_adds_again, alternates, empties, walks_over_what_it_changed])
 def test_sets_from_outside(make: Any) -> None:
     assert course(sidefx_train.compile(make(), backend="eager"), calls=7) == course(make(), calls=7)
+
+
+def test_members_are_not_compared():
+    """Regression: members were compared by ``==``, which tensors do not answer."""
+
+    def step(found):
+        return found.pop() * found.pop(), len(found)
+
+    compiled = sidefx_train.compile(step, backend="eager", fullgraph=True)
+    for i in range(3):
+        pair = {torch.full((3,), 2.0), torch.full((3,), float(i))}
+        product, left = compiled(pair)
+        assert torch.equal(product, torch.full((3,), 2.0 * i)) and left == len(pair) == 0

@@ -238,3 +238,59 @@ def test_a_step_writes_nothing_to_the_optimizers_groups():
     compiled(torch.ones(1, 2))
     effects = compiled.report().effects
     assert all(text.endswith(".grad") for text in effects), effects
+
+
+class CountingSGD(torch.optim.SGD):
+    """Has an ``_init_group`` with side effects."""
+
+    def __init__(self, params):
+        super().__init__(params, lr=0.1, momentum=0.9)
+        self.groups = []
+
+    def _init_group(self, group, *lists):
+        self.groups.append(len(group["params"]))
+        return super()._init_group(group, *lists)
+
+
+class AddsOne(torch.optim.Optimizer):
+    """Has an ``_init_group`` with parameters of its own."""
+
+    def __init__(self, params):
+        super().__init__(params, {})
+        self.groups = []
+
+    def _init_group(self, held, group):
+        held += group["params"]
+        self.groups.append(len(held))
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            held = []
+            self._init_group(held, group)
+            for parameter in held:
+                parameter += 1
+
+
+@pytest.mark.parametrize("cls", [CountingSGD, AddsOne])
+def test_a_class_with_an_init_group_of_its_own(cls):
+    """Regression: it also ran natively, on copies of the parameters, and its effects happened twice."""
+
+    def train(compiled):
+        torch.manual_seed(0)
+        model = mlp()
+        optimizer = cls(model.parameters())
+
+        def step(x):
+            model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        run = sidefx_train.compile(step, backend="eager", fullgraph=True) if compiled else step
+        for i in range(3):
+            run(torch.full((5, 6), float(i)))
+        return optimizer.groups, [parameter.detach().clone() for parameter in model.parameters()]
+
+    (groups, expected), (found, actual) = train(False), train(True)
+    assert found == groups == [len(expected)] * 3
+    assert all(map(torch.equal, expected, actual))

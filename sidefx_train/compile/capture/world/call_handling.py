@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import traceback
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -419,8 +420,8 @@ class Calls:
         except (TypeError, RuntimeError) as error:
             if safe_isinstance(error, RuntimeError) and "but got Sym" not in str(error):  # of torch's own parsers
                 raise
-            trace = error.__traceback__
-            deeper = trace is not None and trace.tb_next is not None and trace.tb_next.tb_next is not None
+            frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+            deeper = frames[-1].f_code is not cpp_warnings.call.__code__  # the error is of Python code that it called
             given = list(inside((args, kwargs)))
             if (
                 deeper

@@ -26,8 +26,10 @@ _DROPPING = frozenset({"warn", "ignore"})
 
 @registry.intercept_method(torch.nn.Module, "_cast_and_nan_check_input")
 def _nan_check(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    kinds = {cls.__name__ for cls in type(args[0]).__mro__ if cls.__module__ == "torchmetrics.aggregation"}
-    if not kinds & _SUMS or world.instance_attr(args[0], "nan_strategy") not in _DROPPING:
+    cls = type(args[0])
+    kinds = {base.__name__ for base in cls.__mro__ if base.__module__ == "torchmetrics.aggregation"}
+    own = cls._cast_and_nan_check_input.__module__ != "torchmetrics.aggregation"
+    if own or not kinds & _SUMS or world.instance_attr(args[0], "nan_strategy") not in _DROPPING:
         return ABSENT
     return world.interp.call(_without_nans, args, kwargs)
 

@@ -90,7 +90,8 @@ class SetRecord(Record):
     def look(self) -> None:
         """Records the changes of the last operation; called before the next one."""
         now = tuple(set.__iter__(self.shadow))
-        if self.membership_changes is None or now == self.seen:
+        same = len(now) == len(self.seen) and all(map(operator.is_, now, self.seen))  # not ==, which may be Python's
+        if self.membership_changes is None or same:
             return
         if len(self.membership_changes) >= _MOST_CHANGES or not all(map(is_plain, (*now, *self.seen))):
             self.membership_changes = None

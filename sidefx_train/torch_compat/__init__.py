@@ -189,6 +189,7 @@ from sidefx_train.torch_compat.inductor.speedups import codegen_parts as codegen
 from sidefx_train.torch_compat.inductor.speedups import linear_step as linear_step
 from sidefx_train.torch_compat.op_overloads import BINDING as BINDING
 from sidefx_train.torch_compat.op_overloads import DEVICE_OF as DEVICE_OF
+from sidefx_train.torch_compat.op_overloads import OPERATOR_NAMESPACES as OPERATOR_NAMESPACES
 from sidefx_train.torch_compat.op_overloads import OPERATORS as OPERATORS
 from sidefx_train.torch_compat.op_overloads import READS as READS
 from sidefx_train.torch_compat.op_overloads import HigherOrderOperator as HigherOrderOperator

@@ -39,6 +39,9 @@ OpOverload = torch._ops.OpOverload
 OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 """Classes of the members of ``torch.ops``."""
 
+OPERATOR_NAMESPACES = (type(torch.ops), type(torch.ops.aten))
+"""Classes of ``torch.ops`` and of its namespaces, which keep a member from the first time that it is asked for."""
+
 _OWN_OPERATORS = (
     "aten",
     "prim",

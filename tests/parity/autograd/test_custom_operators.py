@@ -151,3 +151,34 @@ def test_warnings_of_a_fake_kernel_are_not_shown():
     with warnings.catch_warnings():
         warnings.simplefilter("error", FutureWarning)
         assert torch.equal(step(torch.ones(3)), torch.full((3,), 4.0))
+
+
+def test_an_operator_that_is_asked_for_in_the_step():
+    """Regression: ``torch.ops`` keeps it from then on, so that a guard on its namespace did not hold."""
+    name = f"sidefx_tests{next(_NUMBERS)}"
+    library = torch.library.Library(name, "DEF")
+    library.define("sine(Tensor x) -> Tensor")
+    library.impl("sine", torch.sin, "CompositeImplicitAutograd")
+    step = sidefx_train.compile(lambda x: getattr(torch.ops, name).sine(x), backend="eager", fullgraph=True)
+    for i in range(2):
+        assert torch.equal(step(torch.full((2,), float(i))), torch.full((2,), float(i)).sin())
+    assert len(step.report().captures) == 1
+
+
+def test_saved_tensors_of_an_outside_node():
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * 2
+
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * 2 + 0 * x
+
+    compiled = sidefx_train.compile(backward, backend="eager")
+    Doubled.backward = staticmethod(compiled)
+    x = torch.ones(3, requires_grad=True)
+    Doubled.apply(x).sum().backward()
+    assert torch.equal(x.grad, torch.full((3,), 2.0))
+    assert "reads saved_tensors of a node" in compiled.report().breaks[0].reason

@@ -39,6 +39,8 @@ from sidefx_train.compile.common.type_checks import instance_dict, safe_isinstan
 _C_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _OF_ALL_NUMBERS = frozenset({"__class__", "__doc__", "imag", "denominator"})
 """Attributes that are equal for all numbers of a type."""
+_SAVED = ("saved_", "_saved_")
+"""How the attributes of an autograd node that hold saved tensors begin."""
 _OTHER_NAMESPACES = (type, types.ModuleType, types.FunctionType, torch.Tensor)
 """Objects whose ``__dict__`` is not a plain instance dict."""
 
@@ -261,6 +263,8 @@ class Attributes:
             self.heap.refuse("SFX111", "reads the callback of a weak reference")
         if safe_isinstance(record, ArrayRecord):
             record.look(name)
+        if record is not None and name.startswith(_SAVED) and safe_isinstance(obj, torch.autograd.graph.Node):
+            self.heap.refuse("SFX111", f"reads {name} of a node in an autograd graph from before the step")
         value = (
             self.world.guarded(getattr, (obj, name), {}) if issubclass(type(obj), torch.Tensor) else getattr(obj, name)
         )
@@ -312,6 +316,8 @@ class Attributes:
             self.heap.refuse("SFX109", f"reads {name} of a {type(obj).__qualname__}, a tensor subclass")
         if type(obj) in compat.OPERATORS:
             return getattr(obj, name)
+        if type(obj) in compat.OPERATOR_NAMESPACES:
+            hasattr(obj, name)  # then it is there before a guard looks
         if issubclass(type(obj), torch.nn.Module):
             for base, hook in self.world.attribute_hooks.get(name, ()):
                 if safe_isinstance(obj, base):

@@ -263,9 +263,12 @@ from sidefx_train.torch_compat.transforms import inside_transform as inside_tran
 from sidefx_train.torch_compat.transforms import is_batched as is_batched
 from sidefx_train.torch_compat.transforms import loads_batching_rules as loads_batching_rules
 from sidefx_train.torch_compat.transforms import outside_transforms as outside_transforms
+from sidefx_train.torch_compat.wrapper_tensors import CHECKPOINT_MODES as CHECKPOINT_MODES
 from sidefx_train.torch_compat.wrapper_tensors import CORRECT_ALIASING as CORRECT_ALIASING
 from sidefx_train.torch_compat.wrapper_tensors import DISABLES_DISPATCH as DISABLES_DISPATCH
+from sidefx_train.torch_compat.wrapper_tensors import IS_COMPILING as IS_COMPILING
 from sidefx_train.torch_compat.wrapper_tensors import MAKE_WRAPPER as MAKE_WRAPPER
+from sidefx_train.torch_compat.wrapper_tensors import ForwardingMode as ForwardingMode
 from sidefx_train.torch_compat.wrapper_tensors import answers_in_python as answers_in_python
 from sidefx_train.torch_compat.wrapper_tensors import count_writes as count_writes
 from sidefx_train.torch_compat.wrapper_tensors import has_own_layout as has_own_layout

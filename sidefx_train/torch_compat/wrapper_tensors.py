@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.utils.checkpoint as _checkpoint
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 
@@ -14,6 +16,14 @@ from sidefx_train.torch_compat.recording import no_recording
 MAKE_WRAPPER = torch.Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
 CORRECT_ALIASING = return_and_correct_aliasing
 DISABLES_DISPATCH = torch._C._DisableTorchDispatch
+CHECKPOINT_MODES: tuple[type, ...] = tuple(
+    getattr(_checkpoint, name)
+    for name in ("_CachingTorchDispatchMode", "_CachedTorchDispatchMode")
+    if hasattr(_checkpoint, name)
+)
+"""The modes of selective activation checkpointing, for a forward and for its repetition."""
+IS_COMPILING = getattr(_checkpoint, "_is_compiling", None)
+"""Selective checkpointing's question whether torch's own compiler traces it."""
 _NO_FUNCTION = torch._C._disabled_torch_function_impl
 _LAYOUT: tuple[Any, ...] = (
     torch.Tensor.size,
@@ -74,6 +84,21 @@ def answers_in_python(wrapper: torch.Tensor) -> bool:
     except _AskedInPython:
         return True
     return False
+
+
+class ForwardingMode(TorchDispatchMode):
+    """Calls a function with every operator.
+
+    Args:
+        run: called with the operator, the classes of its arguments, and the arguments.
+    """
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        super().__init__()
+        self.run = run
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.run(func, types, args, kwargs or {})
 
 
 def make_wrapper(

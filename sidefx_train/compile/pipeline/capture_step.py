@@ -254,6 +254,8 @@ class CaptureRun:
             suspension, returned = _suspend(world, reached, point)
         if point is not None and suspension is None:
             raise CaptureFailed("SFX204", "the step took another path the second time", point.location, None)
+        if world.modes.entered:
+            world.heap.refuse("SFX111", "stops inside a TorchDispatchMode")
         _keep_grad_mode(world, self.state_check, grad_mode)
         world.locks.settle()
         world.context.settle()

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import os
+
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    checkpoint_sequential,
+    create_selective_checkpoint_contexts,
+)
 
+import sidefx_train
 from tests.support.parity import Program, mlp, parity
 from tests.support.training_steps import refused, trained
 
@@ -116,9 +126,72 @@ def test_seed_inside():
     refused(loss, "SFX110", "seeds the random generator inside the step")
 
 
-def test_selective_checkpoint_is_refused():
+POLICIES: list[tuple[str, bool]] = []
+"""Operators that :func:`saves_products` was asked about, and whether in a repetition."""
+
+
+def saves_products(context, operator, *args, **kwargs):
+    POLICIES.append((str(operator), context.is_recompute))
+    saved = operator in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+    return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inputs, self.outputs = nn.Linear(6, 24), nn.Sequential(nn.LayerNorm(8), nn.Dropout(0.5), nn.Linear(8, 3))
+
+    def forward(self, x):
+        query, key, value = self.inputs(x).view(1, len(x), 3, 8).unbind(2)
+        return self.outputs(F.scaled_dot_product_attention(query[None], key[None], value[None])[0, 0])
+
+
+def selected(policy):
     def loss(model, x, y):
-        contexts = lambda: create_selective_checkpoint_contexts([torch.ops.aten.mm.default])
+        contexts = functools.partial(create_selective_checkpoint_contexts, policy)
         return F.cross_entropy(checkpoint(model, x, use_reentrant=False, context_fn=contexts), y)
 
-    refused(loss, "SFX111", "enters _CachingTorchDispatchMode, a TorchDispatchMode")
+    return loss
+
+
+def test_selective_checkpoint():
+    def make():
+        POLICIES.clear()
+        program = trained(selected(saves_products), Attention())
+        return Program(program.step, program.batch, (program.watch, POLICIES))
+
+    parity(make, steps=3)
+    assert ("aten.addmm.default", False) in POLICIES
+
+
+def test_selective_checkpoint_of_listed_operators():
+    parity(lambda: trained(selected([torch.ops.aten.mm.default, torch.ops.aten.addmm.default])), steps=3)
+
+
+def test_selective_checkpoint_whose_backward_runs_outside():
+    def gradients(wrap):
+        torch.manual_seed(0)
+        model = Attention()
+        loss = wrap(lambda x, y: selected(saves_products)(model, x, y))
+        found = []
+        for seed in range(2):
+            torch.manual_seed(seed)
+            loss(torch.randn(5, 6), torch.randint(0, 3, (5,))).backward()
+            found += [parameter.grad.clone() for parameter in model.parameters()]
+        return found
+
+    step = functools.partial(sidefx_train.compile, backend="eager", fullgraph=True)
+    for want, have in zip(gradients(lambda fn: fn), gradients(step), strict=True):
+        assert torch.equal(want, have)
+
+
+def test_a_break_in_a_selective_checkpoint_is_refused():
+    def loss(model, x, y):
+        def run(value):
+            open(os.devnull).close()
+            return model(value)
+
+        return selected([torch.ops.aten.addmm.default])(run, x, y)
+
+    report = parity(lambda: trained(loss), steps=3, captures=None, whole=False)
+    assert "SFX103" in {found.code for found in report.breaks}

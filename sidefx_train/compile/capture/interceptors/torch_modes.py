@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
 
 
+_LAZY = "_lazy_init_old_dispatch_mode_flags"
+"""Method of a mode that creates attributes when it is first entered, in recent torch."""
+
+
 @registry.intercept_method(TorchFunctionMode, "__enter__")
 def _enter_function_mode(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if type(args[0]).__module__ == "torch.utils._device":
@@ -34,9 +38,29 @@ def _enter_inference_mode(world: TraceWorld, args: tuple[Any, ...], kwargs: dict
     return ABSENT
 
 
-@registry.intercept_method(TorchDispatchMode, "__enter__")
+@registry.intercept(TorchDispatchMode.__enter__)
 def _enter_dispatch_mode(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    world.heap.refuse("SFX111", f"enters {type(args[0]).__qualname__}, a TorchDispatchMode")
+    mode = args[0]
+    if type(mode) not in compat.CHECKPOINT_MODES or world.branching:
+        world.heap.refuse("SFX111", f"enters {type(mode).__qualname__}, a TorchDispatchMode")
+    if hasattr(TorchDispatchMode, _LAZY):
+        world.interp.call(world.interp.getattr(mode, _LAZY), (), {})
+    world.modes.enter(mode)
+    return mode
+
+
+@registry.intercept(TorchDispatchMode.__exit__)
+def _leave_dispatch_mode(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    world.modes.leave(args[0])
+
+
+def _not_compiling(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Answers as in eager: the capture records with torch's own proxies, which would mean that torch compiles."""
+    return False
+
+
+if compat.IS_COMPILING is not None:
+    registry.intercept(compat.IS_COMPILING)(_not_compiling)
 
 
 @registry.intercept(compat.MAKE_WRAPPER)

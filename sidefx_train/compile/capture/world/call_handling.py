@@ -434,6 +434,9 @@ class Calls:
 
     def guarded(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs C code; torch's errors about unknown values stop the capture."""
+        if self.world.modes.entered and not self.world.modes.in_program:
+            with self.world.modes.running(program=True):
+                return self.guarded(fn, args, kwargs)
         try:
             if any(type(value) is torch.SymFloat for value in (*args, *kwargs.values())):
                 fn, args, kwargs = self.tracer.proxy_mode.probes.given_to(fn, args, kwargs)
@@ -503,7 +506,7 @@ class Calls:
             call = alive.reentry_callbacks[number]
             swapped, watch = alive.reentry.swapped, warning_watch.suspend()
             try:
-                with cpp_warnings.untouched_filters():
+                with cpp_warnings.untouched_filters(), alive.modes.running(program=False):
                     answer = alive.reentry.outside(lambda: call(*args, **kwargs)) if swapped else call(*args, **kwargs)
             finally:
                 warning_watch.resume(watch)

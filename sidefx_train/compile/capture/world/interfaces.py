@@ -46,6 +46,7 @@ class CaptureWorldAPI(CaptureContext):
 
     # The collaborators themselves, for what they ask of one another.
     calls: Any
+    modes: Any
     keys: Any
     operators: Any
 

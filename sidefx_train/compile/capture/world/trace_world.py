@@ -37,6 +37,7 @@ from sidefx_train.compile.capture.world.native_calls import (
     contextvars_and_locks,
     deferred_warnings,
 )
+from sidefx_train.compile.capture.world.native_calls.dispatch_modes import DispatchModes
 from sidefx_train.compile.capture.world.native_calls.dunder_reentry import Reentry
 from sidefx_train.compile.capture.world.native_calls.global_state_queries import Queries
 from sidefx_train.compile.capture.world.native_calls.lru_cache import Caches
@@ -94,6 +95,7 @@ class TraceWorld(CaptureWorldAPI):
         wrappers: models wrapped in ``DistributedDataParallel`` whose forward the step has called, by the shadow's id.
         sharded_groups: groups of parameters of ``fully_shard`` that the step has used, by the shadow's id.
         wrapper_dispatch: operators of wrapper subclasses.
+        modes: dispatch modes that the step has entered.
         pending_state: (commit, undo) pairs of optimizer state created early, to run right before the first run.
     """
 
@@ -124,6 +126,7 @@ class TraceWorld(CaptureWorldAPI):
         self.decisions = Decisions(self.interp, point)
         tracer.touches = self.decisions.touch
         self.wrapper_dispatch = WrapperDispatch(self)
+        self.modes = DispatchModes(self)
         tracer.wrapper_dispatch = self.wrapper_dispatch.run
         compat.on_condition(tracer.shape_env, self.decisions.note)
 
@@ -207,6 +210,7 @@ class TraceWorld(CaptureWorldAPI):
         finally:
             compat.on_condition(self.tracer.shape_env, None)  # compiled graphs keep it
             self.interp.close()
+            self.modes.close()
             for wrapper in self.wrappers.values():
                 wrapper.close()
             self.wrappers.clear()

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from sidefx_train.compile.capture.guards.guard import Guard
 from sidefx_train.compile.capture.guards.kinds import KINDS, describe
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.guards.specialization import Specialization
+from sidefx_train.compile.capture.shadows.objects.numpy_arrays import CONTENTS
 from sidefx_train.compile.capture.shadows.transient_objects import same_structure
 from sidefx_train.compile.pipeline.entry import Entry
 from sidefx_train.compile.pipeline.run_context import Call
@@ -21,6 +23,9 @@ from sidefx_train.errors import Location
 _DECISIONS = 8
 """Limit of captures for other decisions on random numbers, and on values of inputs; then the step is captured in parts
 for the others."""
+
+_ARRAY_CHANGES = 3
+"""Limit of captures for other contents of one array of NumPy."""
 
 _GROWTHS = 4
 """Limit of captured lengths of a list that the step reads completely."""
@@ -129,6 +134,8 @@ def specialized_after(
         spec = replace(spec, dynamic_sizes=spec.dynamic_sizes | changes.sizes)
     elif guard.kind == "is" and _replaced(guard.value, value, in_part):
         spec = replace(spec, refetched=spec.refetched | {label})
+    elif guard.kind == "equal" and (label.endswith(CONTENTS) or isinstance(guard.value, np.generic)):
+        spec = _after_array(spec, label.removesuffix(CONTENTS))
     elif guard.kind == "length":
         spec = replace(spec, changed_lengths=spec.changed_lengths | {label})
     old = describe(guard) if guard.kind in ("number", "absent", "no_item") else _shown(guard.kind, guard.value)
@@ -147,6 +154,14 @@ def _after_draw(spec: Specialization, newest: Entry, guard: Guard) -> Specializa
     exact = any(type(drawn[name]) is float and guard.value.code.startswith(f"{name} == ") for name in drawn)
     decisions = spec.draw_decisions + 1
     return replace(spec, draw_decisions=decisions, host_draws=spec.host_draws and not exact and decisions < _DECISIONS)
+
+
+def _after_array(spec: Specialization, label: str) -> Specialization:
+    """Returns the next specialization if an array of NumPy, or a number of it, has changed: what reads one that keeps
+    changing is left to Python."""
+    changed = (*spec.array_changes, label)
+    often = frozenset(each for each in changed if changed.count(each) >= _ARRAY_CHANGES)
+    return replace(spec, array_changes=changed, changing_arrays=often)
 
 
 def _after_read(spec: Specialization, guard: Guard) -> Specialization:

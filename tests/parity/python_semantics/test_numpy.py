@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 import numpy as np
 import pytest
 import torch
@@ -199,3 +201,48 @@ def test_large_arrays_read_by_numpy_are_not_compared():
     assert [record.code for record in report.breaks] == ["SFX104"]
     assert all(len(source) < 20_000 for source in report.sources().values())
     assert "long long" not in report.sources()["residual"]
+
+
+def test_a_metric_in_the_middle_of_the_step():
+    """Contents that keep changing are read natively, after three captures for other contents."""
+
+    def make() -> Program:
+        history = []
+
+        def loss(model, x, y):
+            scores = model(torch.from_numpy(x))
+            history.append(float(np.abs(scores.detach().numpy()).mean()))
+            history.append(statistics.fmean(x[0]))
+            return F.cross_entropy(scores, torch.from_numpy(y))
+
+        return trained(loss, arrays, history)
+
+    report = parity(make, steps=24, whole=False, captures=None)
+    assert not report.fallbacks and report.graph_count <= 20, f"{report}"
+
+
+def test_a_number_that_keeps_changing():
+    """It passes through: its class is known, its value is not."""
+
+    def make() -> Program:
+        seen = []
+
+        def loss(model, x, y, number):
+            seen.append((number, type(number), isinstance(number, np.floating), f"{number:.2f}"))
+            return F.cross_entropy(model(torch.from_numpy(x)), torch.from_numpy(y))
+
+        return trained(loss, lambda index: (*arrays(index), np.float32(index / 2)), seen)
+
+    parity(make, steps=8, captures=4)
+
+
+def test_a_branch_on_a_number_that_keeps_changing():
+    def make() -> Program:
+        def loss(model, x, y, number):
+            value = F.cross_entropy(model(torch.from_numpy(x)), torch.from_numpy(y))
+            return value * number if number > 2 else value
+
+        return trained(loss, lambda index: (*arrays(index), np.float32(index / 2)))
+
+    report = parity(make, steps=8, whole=False, captures=None)
+    assert len(report.captures) == 4 and not report.fallbacks, f"{report}"

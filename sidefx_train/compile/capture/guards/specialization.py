@@ -24,6 +24,8 @@ class Specialization:
         string_changes: labels of strings, and tuples of strings, that have changed, once for each time.
         pass_through_strings: labels of strings that keep changing: passed on, not guarded by value.
         guards_strings: the step branches on one of these strings, so strings are guarded by value after all.
+        array_changes: labels of NumPy arrays whose contents have changed, and of such numbers, once for each time.
+        changing_arrays: those of them that keep changing: what reads these runs natively.
         views_needing_base: labels of views whose bases are mutated with grad and enter the graph too.
         assumes_nothing: no condition on a tensor is assumed: one did not hold, or a backward outside is cut off.
         inlined_code: code of torch functions that warn: they are interpreted, so that the warnings are replayed.
@@ -52,6 +54,8 @@ class Specialization:
     string_changes: tuple[str, ...] = ()
     pass_through_strings: frozenset[str] = frozenset()
     guards_strings: bool = False
+    array_changes: tuple[str, ...] = ()
+    changing_arrays: frozenset[str] = frozenset()
     views_needing_base: frozenset[str] = frozenset()
     assumes_nothing: bool = False
     inlined_code: frozenset[CodeType] = frozenset()

@@ -195,6 +195,8 @@ class ShadowTable(ShadowTableAPI):
             return self._number(real, source, name)
         if (cls is str or cls is tuple) and source.label in self.specialization.pass_through_strings:
             return self._passed(real, source)
+        if issubclass(cls, np.generic) and source.label in self.specialization.changing_arrays:
+            return self._passed(real, source)
         record = self.by_real.get(id(real))
         if record is not None:
             if type(record) is InstanceDictRecord:
@@ -259,9 +261,9 @@ class ShadowTable(ShadowTableAPI):
         """Returns the shadows of the step's positional arguments."""
         return tuple(self.shadow(value, self.sources.arg(i)) for i, value in enumerate(args))
 
-    def _passed(self, real: str | tuple[str, ...], source: Source) -> DeferredValue:
-        """Returns a pass-through string, or tuple of strings: it is stored, formatted or printed, but no branch depends
-        on it."""
+    def _passed(self, real: str | tuple[str, ...] | np.generic, source: Source) -> DeferredValue:
+        """Returns a pass-through string, tuple of strings or number of NumPy: it is stored, formatted or printed, but
+        no branch depends on it."""
         found = self._texts.get(id(source))
         if found is None:
             self.guard("type", source, type(real))

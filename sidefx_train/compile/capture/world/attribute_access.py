@@ -70,6 +70,9 @@ class Attributes:
             if record is not None:
                 return type(record.real)
             return torch.nn.Parameter if safe_isinstance(obj, torch.nn.Parameter) else torch.Tensor
+        if cls is DeferredValue:  # one that passes through has a record
+            record = self.heap.record_of(obj)
+            return str if record is None else type(record.real)
         return obj.cls if issubclass(cls, NativeIterator) else _SHOWN_TYPES.get(cls, cls)
 
     def class_attr(self, cls: type, name: str) -> Any:

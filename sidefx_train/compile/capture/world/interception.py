@@ -16,6 +16,7 @@ import torch
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.object_model import formatting
+from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
 from sidefx_train.compile.capture.world.argument_snapshot import deferred_string
 from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
 from sidefx_train.compile.capture.world.native_call_facts import (
@@ -38,6 +39,7 @@ from sidefx_train.compile.capture.world.native_calls.deferred_strings import def
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.host_draws import is_generator
+from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import attribute_of, class_method_of, safe_isinstance
 
@@ -56,6 +58,7 @@ class Interception:
         self._rules = (
             self._registered,
             self._drawn,
+            self._on_changing_array,
             self._python_function,
             self._weak_reference,
             self._number_or_text,
@@ -107,6 +110,16 @@ class Interception:
             fn, args = getattr(type(fn.__self__), fn.__name__, None), (fn.__self__, *args)
         handler = registry.INTERCEPTORS.get(fn) if type(fn).__hash__ is not None else None
         return ABSENT if handler is None else handler(self.world, args, kwargs)
+
+    def _on_changing_array(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Refuses to interpret a library's function of an array whose contents change: it runs natively as a whole."""
+        if not self.world.specialization.changing_arrays or type(fn) is not types.FunctionType:
+            return ABSENT
+        for value in (*args, *kwargs.values()):
+            record = self.heap.record_of(value) if type(value) is np.ndarray else None
+            if safe_isinstance(record, ArrayRecord) and record.changes and is_library(fn.__module__ or ""):
+                record.fill()
+        return ABSENT
 
     def _python_function(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answers methods that interceptors know by name, and functions made for torch's own compiler."""

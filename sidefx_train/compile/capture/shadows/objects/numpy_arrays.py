@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 _METADATA = frozenset({"shape", "dtype", "ndim", "size", "itemsize", "nbytes", "strides"})
 _MOST_COMPARED = 1 << 16
 """Bytes of an array whose contents are guarded: comparing more takes as long as the program's own work with them."""
+CONTENTS = ".tobytes()"
+"""End of the label of an array's contents."""
+
 _WRITES = frozenset({"setitem", "delitem"})
 
 
@@ -43,9 +46,16 @@ class ArrayRecord(Record):
         self.shown = False
         self.drawn = False
 
+    @property
+    def changes(self) -> bool:
+        """True if its contents have changed since an earlier capture."""
+        return self.source.label in self.heap.specialization.changing_arrays
+
     def fill(self) -> None:
         if self.drawn:
             self.heap.refuse("SFX103", f"reads {self.source.label}, an array of random numbers")
+        if self.changes:
+            self.heap.refuse("SFX104", f"reads {self.source.label}, a NumPy array whose contents change")
         if not self.read:
             if self.real.nbytes > _MOST_COMPARED:
                 size = f"{self.real.nbytes / 2**20:.1f} MiB"

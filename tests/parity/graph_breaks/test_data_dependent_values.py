@@ -261,11 +261,11 @@ def branch_on_item(model, x, y):
 
 
 def compare_tensors(model, x, y):
-    return F.cross_entropy(model(x if torch.equal(x, x.abs()) else -x), y)
+    return F.cross_entropy(model(x if torch.equal(model(x), x[:, :3]) else -x), y)
 
 
 def look_inside(model, x, y):
-    return F.cross_entropy(model(x if 1 in y else -x), y)
+    return F.cross_entropy(model(x if 1 in model(x) else -x), y)
 
 
 def index_from_result(model, x, y):

@@ -75,11 +75,27 @@ def sorted_first(w, x, t):
     return w.update(w.layer(x)[: order.values[0].item()].mean() * order.indices.tolist()[0])
 
 
+def repeated(w, x, t):
+    for _ in range(t[0]):
+        x = w.layer(x)
+    return w.update(x.square().mean())
+
+
+def among(w, x, t):
+    return w.update(w.layer(x if 1 in t else -x).mean() * (2 if 2.5 in t else 1))
+
+
+def equal_tensors(w, x, t):
+    return w.update(w.layer(x if torch.equal(t, t.flip(0)) else -x).mean())
+
+
 LENGTHS = [[1, 2, 3], [2, 2, 2], [3, 2, 1], [2, 1, 3], [1, 1, 4], [2, 2, 2]]
 
 
 @pytest.mark.parametrize(
-    "step", [split, slices, any_selected, returns_early, pooled, key, iterates, sorted_first], ids=lambda f: f.__name__
+    "step",
+    [split, slices, any_selected, returns_early, pooled, key, iterates, sorted_first, repeated, among, equal_tensors],
+    ids=lambda f: f.__name__,
 )
 def test_one_graph(step):
     expected, world = World(), World()

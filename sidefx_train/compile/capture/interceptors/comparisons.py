@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.world.symbolic_numbers.scalar_tensors import host_value
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
 
@@ -26,7 +27,23 @@ def _comparable(values: tuple[Any, ...]) -> bool:
 def equal(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or not _comparable(args):
         return ABSENT
-    return torch.eq(*args).all().item()
+    return _number(world, torch.eq(*args).all())
+
+
+@registry.intercept(torch.Tensor.__contains__)
+def contains(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Returns True if a number is among the elements of a tensor; leaves it to torch unless that is known before."""
+    tensor, item = args
+    if type(tensor) is not compat.FakeTensor or type(item) not in (bool, int, float, torch.SymInt, torch.SymFloat):
+        return ABSENT
+    found = world.guarded(torch.any, (world.guarded(torch.eq, (tensor, item), {}),), {})
+    known = host_value(world, found)
+    return ABSENT if known is None else known
+
+
+def _number(world: TraceWorld, tensor: torch.Tensor) -> Any:
+    known = host_value(world, tensor)
+    return tensor.item() if known is None else known
 
 
 @registry.intercept(torch.allclose, torch.Tensor.allclose)

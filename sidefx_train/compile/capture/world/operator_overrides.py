@@ -31,6 +31,7 @@ from sidefx_train.compile.capture.world.native_calls import (
 from sidefx_train.compile.capture.world.native_calls.deferred_strings import as_shown, deferred_in
 from sidefx_train.compile.capture.world.symbolic_numbers import number_subclasses
 from sidefx_train.compile.capture.world.symbolic_numbers.domain_errors import needs_values, operator_raises
+from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
 
@@ -88,6 +89,10 @@ class Operators:
             return builtin_methods.dict_operator(self.world, record, name, args)
         if self.heap.definitions.operator_replaced(name) and any(type(value) is compat.FakeTensor for value in args):
             return ABSENT
+        if name == "contains" and type(first) is compat.FakeTensor:
+            found = registry.INTERCEPTORS[torch.Tensor.__contains__](self.world, args, {})
+            if found is not ABSENT:
+                return found
         traced = any(type(value) in _TRACED for value in args)
         if (
             traced

@@ -19,4 +19,5 @@ from sidefx_train.compile.capture.interceptors.nn import recurrent_layers as rec
 from sidefx_train.compile.capture.interceptors.nn import sparse_embedding as sparse_embedding
 from sidefx_train.compile.capture.interceptors.third_party import metrics as metrics
 from sidefx_train.compile.capture.interceptors.third_party import nan_checks as nan_checks
+from sidefx_train.compile.capture.interceptors.third_party import pandas_index as pandas_index
 from sidefx_train.compile.capture.interceptors.third_party import transformers as transformers

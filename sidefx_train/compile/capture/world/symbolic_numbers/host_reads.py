@@ -37,7 +37,7 @@ _ON_ANY = frozenset(
     + (aten.expand, aten.permute, aten.transpose, aten.t, aten.alias, aten.detach, aten.clone, aten._to_copy)
     + (aten.unbind, aten.arange, aten.lift_fresh_copy, aten.index_select, aten.flip, aten.sort, aten.max, aten.min)
     + (aten.amax, aten.amin, aten.where, aten.masked_fill, aten.neg, aten.abs, aten.sign, aten.sym_size, aten.index)
-    + (_OF_NUMBER,)
+    + (_OF_NUMBER, aten.zeros_like, aten.ones_like, aten.full_like)
 )
 """Operators that compute the same whatever surrounds them, without an effect."""
 

@@ -39,11 +39,10 @@ def _lookup(name: str, answer: type) -> registry.Interceptor:
             return ABSENT
         with compat.real_world():
             try:
-                found: Any = getattr(_uncached(index), name)(*keys)
+                found = getattr(_uncached(index), name)(*keys)
             except (KeyError, TypeError, ValueError):  # the interpreted method raises it
                 return ABSENT
-        plain = type(found) is answer and (answer is not list or all(type(item) in _KEYS for item in found))
-        if not plain:
+        if type(found) is not answer or (type(found) is list and any(type(item) not in _KEYS for item in found)):
             return ABSENT
         _guard(world, args[0])
         return found

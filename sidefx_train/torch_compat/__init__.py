@@ -105,6 +105,7 @@ from sidefx_train.torch_compat.fakes.kernels import know_symbolic_padding as kno
 from sidefx_train.torch_compat.fakes.tensors import FakeTensor as FakeTensor
 from sidefx_train.torch_compat.fakes.tensors import FakeTensorMode as FakeTensorMode
 from sidefx_train.torch_compat.fakes.tensors import alias_fake as alias_fake
+from sidefx_train.torch_compat.fakes.tensors import attributes_of_fakes as attributes_of_fakes
 from sidefx_train.torch_compat.fakes.tensors import data_dependent_errors as data_dependent_errors
 from sidefx_train.torch_compat.fakes.tensors import fake_constant as fake_constant
 from sidefx_train.torch_compat.fakes.tensors import fake_counted as fake_counted

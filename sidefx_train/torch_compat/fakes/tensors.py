@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -21,6 +22,14 @@ from sidefx_train.torch_compat.tensors import storage_id
 
 def new_fake_mode(shape_env: ShapeEnv) -> FakeTensorMode:
     return FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=False)
+
+
+@functools.cache
+def attributes_of_fakes() -> frozenset[str]:
+    """Returns the attributes of a fake tensor that a tensor does not have."""
+    with no_recording(), FakeTensorMode():
+        names = {*dir(FakeTensor), *vars(torch.empty(0))}
+    return frozenset(names.difference(dir(torch.Tensor)))
 
 
 def fake_snapshot(fake: torch.Tensor) -> torch.Tensor:

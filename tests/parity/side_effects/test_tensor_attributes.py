@@ -141,3 +141,32 @@ def test_attributes_of_tensors_are_left_as_in_eager(step):
         assert repr(found) == repr(_history(step, False)[0])
     report = run.report()
     assert report.replays == 5 and not report.fallbacks, str(report)
+
+
+NAMES = ("fake_mode", "constant", "real_tensor", "pytype", "item_memo", "get_nested_int", "grad_fn", "tolist", "other")
+
+
+def _has(x):
+    made = x * 2
+    return [hasattr(made, name) for name in NAMES], getattr(made, "constant", 7), made
+
+
+def _lists(x):
+    return dir(x), dir(x * 2), dir(torch.nn.Parameter(x))
+
+
+def _sets(x):
+    made = x * 2
+    made.constant = 3
+    return made.constant + made
+
+
+@pytest.mark.parametrize("step", [_has, _lists, _sets])
+@pytest.mark.filterwarnings("ignore::sidefx_train.SideFXWarning")
+def test_attributes_that_only_fake_tensors_have(step):
+    """Regression: a tensor of the step had them."""
+    compiled = sidefx_train.compile(step, backend="eager")
+    for i in range(2):
+        x = torch.full((3,), float(i))
+        assert repr(compiled(x)) == repr(step(x))
+    assert compiled.report().replays == 2

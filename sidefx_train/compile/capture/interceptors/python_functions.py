@@ -88,3 +88,8 @@ def getframe(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if frame is None or BEYOND in world.specialization.opaque_classes:
         refuse_callers(world)
     return ABSENT
+
+
+@registry.intercept(torch.Tensor.__dir__)
+def _attributes_of_a_tensor(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    world.heap.refuse("SFX104", "lists the attributes of a tensor")

@@ -310,7 +310,11 @@ class Attributes:
             if name == "grad":
                 self.tracer.touches()
                 self.heap.read_grad(obj)
-            return self.heap.version_of(obj) if name == "_version" and not obj.is_inference() else ABSENT
+            if name == "_version" and not obj.is_inference():
+                return self.heap.version_of(obj)
+            if name in compat.attributes_of_fakes() and self.heap.record_of(obj) is None:
+                raise AttributeError(f"{self.type_of(obj).__name__!r} object has no attribute {name!r}")
+            return ABSENT
         if name == "grad" and (compat.is_dtensor(obj) or compat.is_wrapper(obj)):
             self.tracer.touches()
             self.heap.read_grad(obj)
@@ -344,6 +348,8 @@ class Attributes:
             if name == "grad_dtype" and safe_isinstance(self.heap.record_of(obj), LeafRecord):
                 setattr(obj, name, value)
                 return True
+            if name in compat.attributes_of_fakes() and self.heap.record_of(obj) is None:
+                self.heap.refuse("SFX111", f"sets {name} of a tensor, a name that the capture uses itself")
             return False
         if name == "grad" and (compat.is_dtensor(obj) or compat.is_wrapper(obj)):
             self.tracer.touches()

@@ -134,3 +134,19 @@ def test_effects_in_a_submodule():
         return Program(step, batches((5, 6), classes=3), (model, optimizer))
 
     parity(make)
+
+
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+@pytest.mark.filterwarnings("ignore::sidefx_train.SideFXWarning")
+def test_hook_on_a_leaf_that_leaves_the_step(register):
+    """Regression: the leaf left the step without its hook."""
+
+    def step(calls):
+        leaf = torch.zeros(2, requires_grad=True)
+        getattr(leaf, register)(lambda *_: calls.append(1))
+        return leaf
+
+    calls: list[int] = []
+    for run in (step, sidefx_train.compile(step, backend="eager")):
+        run(calls).sum().backward()
+    assert calls == [1, 1]

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import sidefx_train
 from tests.support.parity import Program, batches, mlp, parity
 
 

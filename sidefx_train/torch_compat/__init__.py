@@ -134,6 +134,9 @@ from sidefx_train.torch_compat.functionalization import has_data_mutation as has
 from sidefx_train.torch_compat.functionalization import has_metadata_mutation as has_metadata_mutation
 from sidefx_train.torch_compat.functionalization import storage_replaced as storage_replaced
 from sidefx_train.torch_compat.functionalization import to_functional as to_functional
+from sidefx_train.torch_compat.global_state import MODE_AT as MODE_AT
+from sidefx_train.torch_compat.global_state import MODE_OF_TORCH as MODE_OF_TORCH
+from sidefx_train.torch_compat.global_state import NUMBER_OF_MODES as NUMBER_OF_MODES
 from sidefx_train.torch_compat.global_state import GlobalState as GlobalState
 from sidefx_train.torch_compat.global_state import answers_changed_by_captures as answers_changed_by_captures
 from sidefx_train.torch_compat.global_state import autocast_depth_kept as autocast_depth_kept

@@ -13,6 +13,11 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
+NUMBER_OF_MODES = torch._C._len_torch_dispatch_stack
+MODE_AT = torch._C._get_dispatch_stack_at
+MODE_OF_TORCH = torch._C._get_dispatch_mode
+"""What Python asks of the stack of dispatch modes."""
+
 
 class GlobalState:
     """Torch's current thread-wide state: grad mode, autocast, determinism, default dtype and device, threads, modes."""

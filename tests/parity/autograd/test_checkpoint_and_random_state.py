@@ -195,3 +195,25 @@ def test_a_break_in_a_selective_checkpoint_is_refused():
 
     report = parity(lambda: trained(loss), steps=3, captures=None, whole=False)
     assert "SFX103" in {found.code for found in report.breaks}
+
+
+def test_modes_that_the_program_sees():
+    """Regression: the capture's own modes were seen."""
+    from torch.utils._python_dispatch import _get_current_dispatch_mode, _get_current_dispatch_mode_stack
+
+    seen: list[str] = []
+
+    def inner(x):
+        seen.append(type(_get_current_dispatch_mode()).__name__)
+        return x.cos().exp().sin()
+
+    def step(x):
+        seen.append(f"{_get_current_dispatch_mode()} {len(_get_current_dispatch_mode_stack())}")
+        contexts = functools.partial(create_selective_checkpoint_contexts, [torch.ops.aten.exp.default])
+        checkpoint(inner, x, use_reentrant=False, context_fn=contexts).sum().backward()
+
+    x = torch.ones(3, requires_grad=True)
+    step(x)
+    expected = [*seen]
+    sidefx_train.compile(step, backend="eager", fullgraph=True)(x)
+    assert seen == 2 * expected

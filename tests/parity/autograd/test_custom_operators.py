@@ -182,3 +182,33 @@ def test_saved_tensors_of_an_outside_node():
     Doubled.apply(x).sum().backward()
     assert torch.equal(x.grad, torch.full((3,), 2.0))
     assert "reads saved_tensors of a node" in compiled.report().breaks[0].reason
+
+
+def _custom_op(calls):
+    @torch.library.custom_op(f"sidefx_tests::made{next(_NUMBERS)}", mutates_args=())
+    def sine(x: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return x.sin()
+
+    sine.register_autograd(lambda ctx, grad: grad * 2)
+    x = torch.ones(2, requires_grad=True)
+    sine(x).sum().backward()
+    return x.grad
+
+
+def _library(calls):
+    library = torch.library.Library(name := f"sidefx_tests{next(_NUMBERS)}", "DEF")
+    library.define("cosine(Tensor x) -> Tensor")
+    library.impl("cosine", lambda x: calls.append(1) or x.cos(), "CPU")
+    return getattr(torch.ops, name).cosine(torch.ones(2))
+
+
+@pytest.mark.parametrize("step", [_custom_op, _library])
+def test_operators_that_a_step_registers(step):
+    """Regression: the dispatcher called a function of the capture, after it."""
+    calls: list[int] = []
+    expected = step(calls)
+    compiled = sidefx_train.compile(step, backend="eager")
+    for _ in range(2):
+        assert torch.equal(compiled(calls), expected)
+    assert calls == [1, 1, 1]

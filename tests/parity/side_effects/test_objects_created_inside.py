@@ -245,3 +245,27 @@ def test_methods_that_count_items_do_not_run_where_a_tuple_is_looked_up():
     for i in range(3):
         odd, x = Odd((torch.full((2,), float(i)), i)), torch.ones(2)
         assert str(captured(x, odd)) == str(step(x, odd))
+
+
+@pytest.mark.parametrize("base", [torch.Tensor, torch.nn.Parameter, torch.nn.Module, object])
+@pytest.mark.filterwarnings("ignore::sidefx_train.SideFXWarning")
+def test_a_class_that_leaves_the_step(base):
+    """Regression: the class of a tensor was the capture's own, with its list, at every call."""
+
+    def step():
+        calls: list[int] = []
+
+        class Made(base):
+            def call(self):
+                calls.append(1)
+
+        return Made, calls
+
+    captured = sidefx_train.compile(step, backend="eager")
+    classes = []
+    for _ in range(2):
+        cls, calls = captured()
+        cls.call(None)
+        assert calls == [1]
+        classes.append(cls)
+    assert classes[0] is not classes[1]

@@ -54,6 +54,22 @@ def _leave_dispatch_mode(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[
     world.modes.leave(args[0])
 
 
+@registry.intercept(compat.NUMBER_OF_MODES)
+def _number_of_modes(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Counts the modes of the program: the capture has its own."""
+    return len(world.modes.entered)
+
+
+@registry.intercept(compat.MODE_AT)
+def _mode_at(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return world.modes.entered[args[0]][0]
+
+
+@registry.intercept(compat.MODE_OF_TORCH)
+def _no_mode_of_torch(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Answers as in eager, which has no mode of fake or functional tensors, or of proxies."""
+
+
 def _not_compiling(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Answers as in eager: the capture records with torch's own proxies, which would mean that torch compiles."""
     return False

@@ -156,6 +156,8 @@ class Calls:
         """
         self._check_registration(fn, args)
         self._check_made_class(fn, args)
+        if makes_class(fn, args):  # with a metaclass of torch, too
+            return make_class(self.world, fn, args, kwargs)
         torch_call = trace_rules.is_torch_callable(fn)
         if torch_call and compat.communicates_in_cpp(fn):
             self.refuse_call(fn)
@@ -251,8 +253,6 @@ class Calls:
         owner = attribute_of(fn, "__self__")
         if self.world.reads.listening:
             self.world.reads.containers((owner, *args))
-        if makes_class(fn, args):
-            return make_class(self.world, fn, args, kwargs), args
         if (fn is setattr or fn is delattr) and args and issubclass(type(args[0]), (type, types.ModuleType)):
             self.heap.refuse("SFX111", f"changes an attribute of {trace_rules.describe(args[0])} by C code")
         if fn is functools._lru_cache_wrapper:

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from tests.distributed.data_parallel_programs import TinyGPT, entropy, square
+from tests.distributed.processes import WORLD
 
 
 def plain(tensor: torch.Tensor | None) -> list[Any]:
@@ -168,6 +169,15 @@ def without_own_parameters():
 def replicated():
     net = Net()
     fully_shard(net, mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard")))
+    return net
+
+
+def hybrid():
+    mesh = init_device_mesh("cpu", (WORLD // 2, 2), mesh_dim_names=("replicate", "shard"))
+    net = Net()
+    for block in net.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(net, mesh=mesh)
     return net
 
 
@@ -426,6 +436,7 @@ PROGRAMS = {
     "gathered early": Program(by_block, gathers_early, eager="unshard"),
     "several modules in a group": Program(grouped, eager="several modules"),
     "replicated": Program(replicated, eager="replicates"),
+    "hybrid": Program(hybrid),
     "regularized": Program(by_block, regularizes),
     "offloaded": Program(partial(whole, offload_policy=CPUOffloadPolicy(pin_memory=False)), eager="offloaded"),
     "all-reduce hook": Program(hooked, eager="all-reduce hook"),

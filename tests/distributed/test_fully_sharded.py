@@ -24,6 +24,7 @@ FEW = (
     "loss read between",
     "gathered early",
     "replicated",
+    "hybrid",
     "offloaded",
     "regularized",
 )

@@ -77,8 +77,8 @@ class _Group:
         if len(get("modules")) > 1:
             self.refuse("several modules are sharded together")
         mesh = get("mesh_info")
-        if type(mesh) is not names.MeshInfo or get("shard_mesh_size", mesh) == 1:
-            self.refuse("its mesh replicates parameters, or has one process")
+        if type(mesh) not in names.meshes or get("shard_mesh_size", mesh) == 1:
+            self.refuse("its mesh only replicates parameters, or has one process")
         resharded = get("post_forward_mesh_info")
         if resharded is not None and resharded is not mesh:
             self.refuse("reshard_after_forward is a number of processes")

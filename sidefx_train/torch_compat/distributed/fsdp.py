@@ -43,7 +43,7 @@ class FullyShardedNames:
         self.Param: Any = params.FSDPParam
         self.SHARDED: Any = params.ShardedState.SHARDED
         self.IDLE: Any = common.TrainingState.IDLE
-        self.MeshInfo: Any = common.FSDPMeshInfo
+        self.meshes: tuple[Any, ...] = (common.FSDPMeshInfo, common.HSDPMeshInfo)
         self.OffloadPolicy: Any = api.OffloadPolicy
         self.AllGather: Any = collectives.DefaultAllGather
         self.ReduceScatter: Any = collectives.DefaultReduceScatter

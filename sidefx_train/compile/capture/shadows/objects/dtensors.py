@@ -30,8 +30,8 @@ def dtensor_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
     local, spec = compat.local_of(real), compat.spec_of(real)
     if not real.is_leaf or type(local) is not torch.Tensor:
         refuse_dtensor("with an autograd history, or over another class of tensors", source.label, heap.locate())
-    if local.device.type != "cpu" or spec.mesh.ndim != 1:
-        refuse_dtensor("that is not on the CPU, or over a mesh of several dimensions", source.label, heap.locate())
+    if local.device.type != "cpu":
+        refuse_dtensor("that is not on the CPU", source.label, heap.locate())
     if any(getattr(real, name) for name in _HOOKS):
         refuse_dtensor("with a hook", source.label, heap.locate())
     parameter = isinstance(real, torch.nn.Parameter)

@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
 
 from tests.distributed.data_parallel_programs import TinyGPT, entropy, square
@@ -178,6 +179,14 @@ def hybrid():
     for block in net.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(net, mesh=mesh)
+    return net
+
+
+def tensor_parallel():
+    mesh = init_device_mesh("cpu", (2, WORLD // 2), mesh_dim_names=("data", "tensor"))
+    net = nn.Sequential(nn.Linear(4, 6), nn.GELU(), nn.Linear(6, 1))
+    parallelize_module(net, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    fully_shard(net, mesh=mesh["data"])
     return net
 
 
@@ -437,6 +446,7 @@ PROGRAMS = {
     "several modules in a group": Program(grouped, eager="several modules"),
     "replicated": Program(replicated, eager="replicates"),
     "hybrid": Program(hybrid),
+    "tensor parallel": Program(tensor_parallel),
     "regularized": Program(by_block, regularizes),
     "offloaded": Program(partial(whole, offload_policy=CPUOffloadPolicy(pin_memory=False)), eager="offloaded"),
     "all-reduce hook": Program(hooked, eager="all-reduce hook"),

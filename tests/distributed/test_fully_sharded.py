@@ -25,6 +25,7 @@ FEW = (
     "gathered early",
     "replicated",
     "hybrid",
+    "tensor parallel",
     "offloaded",
     "regularized",
 )

@@ -105,8 +105,8 @@ class _Group:
     def _check_param(self, param: Any) -> None:
         record = self._record(param)
         real = record.real
-        if self.get("is_dtensor", param) or self.get("fsdp_placement", param).dim != 0:
-            self.refuse("a parameter is a DTensor, or not sharded along its first dimension")
+        if self.get("fsdp_placement", param).dim != 0:
+            self.refuse("a parameter is not sharded along its first dimension")
         self._guard_tensor(record, "_sharded_param_data")
         sharded = compat.local_of(real.sharded_param)
         self.get("sharded_param", param)
@@ -150,13 +150,18 @@ class _Group:
         """Makes the gathered parameter a tensor of the graph, without contents."""
         heap = self.world.heap
         record = self._record(param)
-        real = record.real._unsharded_param
+        real, place = record.real._unsharded_param, self._guard_tensor(record, "_unsharded_param")
         with torch.no_grad():
-            fake = torch.empty(real.shape, dtype=real.dtype)
-        fake.requires_grad_(real.requires_grad)
-        compat.copy_gradient_dtype(real, fake)
-        fake._is_param = True
-        heap.register(LeafRecord(heap, real, fake, self._guard_tensor(record, "_unsharded_param")))
+            shadow: Any = torch.empty(_local(real).shape, dtype=real.dtype)
+        if compat.is_dtensor(real):  # of tensor parallelism
+            spec = compat.spec_of(real)
+            heap.guard("is", heap.sources.slot(place, "_spec"), spec)
+            with compat.no_recording():
+                shadow = compat.make_dtensor(shadow, spec)
+        shadow.requires_grad_(real.requires_grad)
+        compat.copy_gradient_dtype(real, shadow)
+        shadow._is_param = True
+        heap.register(LeafRecord(heap, real, shadow, place))
 
     def _is_open(self) -> bool:
         """Returns True while the parameters are gathered, or between a forward and the end of its backward."""
@@ -173,6 +178,11 @@ class _Group:
         """Refuses a step that leaves the group between a forward and the end of its backward."""
         if self._is_open() or self._has_forwards():
             self.refuse("the step ends between a forward and the end of its backward")
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the part of a tensor that this process has."""
+    return compat.local_of(tensor) if compat.is_dtensor(tensor) else tensor
 
 
 def _flat(world: TraceWorld, param: Any) -> torch.Tensor:
@@ -261,7 +271,7 @@ def _finish_all_gather(names: compat.FullyShardedNames, world: TraceWorld, args:
     with torch.no_grad():
         table = compat.functional_collectives().wait_tensor(result.all_gather_output).view(_size(group), -1)
         for param, piece in zip(params, table.split(result.all_gather_input_split_sizes, 1), strict=True):
-            whole = world.interp.getattr(param, "_unsharded_param")
+            whole = _local(world.interp.getattr(param, "_unsharded_param"))
             rows = piece.reshape(-1)[: whole.numel()].view(whole.shape)
             world.tracer.data_of(whole).copy_(rows)
 

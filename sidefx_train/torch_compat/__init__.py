@@ -270,7 +270,6 @@ from sidefx_train.torch_compat.transforms import outside_transforms as outside_t
 from sidefx_train.torch_compat.wrapper_tensors import CHECKPOINT_MODES as CHECKPOINT_MODES
 from sidefx_train.torch_compat.wrapper_tensors import CORRECT_ALIASING as CORRECT_ALIASING
 from sidefx_train.torch_compat.wrapper_tensors import DISABLES_DISPATCH as DISABLES_DISPATCH
-from sidefx_train.torch_compat.wrapper_tensors import IS_COMPILING as IS_COMPILING
 from sidefx_train.torch_compat.wrapper_tensors import MAKE_WRAPPER as MAKE_WRAPPER
 from sidefx_train.torch_compat.wrapper_tensors import ForwardingMode as ForwardingMode
 from sidefx_train.torch_compat.wrapper_tensors import answers_in_python as answers_in_python

@@ -22,8 +22,6 @@ CHECKPOINT_MODES: tuple[type, ...] = tuple(
     if hasattr(_checkpoint, name)
 )
 """The modes of selective activation checkpointing, for a forward and for its repetition."""
-IS_COMPILING = getattr(_checkpoint, "_is_compiling", None)
-"""Selective checkpointing's question whether torch's own compiler traces it."""
 _NO_FUNCTION = torch._C._disabled_torch_function_impl
 _LAYOUT: tuple[Any, ...] = (
     torch.Tensor.size,

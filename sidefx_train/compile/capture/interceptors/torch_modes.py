@@ -70,15 +70,6 @@ def _no_mode_of_torch(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str
     """Answers as in eager, which has no mode of fake or functional tensors, or of proxies."""
 
 
-def _not_compiling(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Answers as in eager: the capture records with torch's own proxies, which would mean that torch compiles."""
-    return False
-
-
-if compat.IS_COMPILING is not None:
-    registry.intercept(compat.IS_COMPILING)(_not_compiling)
-
-
 @registry.intercept(compat.MAKE_WRAPPER)
 def _make_wrapper(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Makes a wrapper as eager does; its storage is empty, so nothing is recorded."""

@@ -168,7 +168,9 @@ DEFERRED_METHODS: dict[str, frozenset[str]] = {
 """Calls that only print or record their arguments, by package and name."""
 
 
-VALUE_METHODS = frozenset({"numpy", "data_ptr", "untyped_storage", "storage", "__array__", "share_memory_"})
+VALUE_METHODS = frozenset(
+    ("numpy", "data_ptr", "untyped_storage", "storage", "__array__", "share_memory_", "apply_", "map_", "map2_")
+)
 """Tensor methods that read contents or addresses, which exist only when the graph runs."""
 
 

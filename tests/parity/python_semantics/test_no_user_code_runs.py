@@ -485,3 +485,19 @@ def test_a_constant_that_is_an_object_or_takes_one_is_computed():
         return step, lambda call: None, log
 
     parity(make, fullgraph=True)
+
+
+@pytest.mark.filterwarnings("ignore::sidefx_train.SideFXWarning")
+@pytest.mark.parametrize("name", ["apply_", "map_"])
+def test_methods_that_call_python_for_each_element(name):
+    """Regression: they wrote to the missing memory of a fake tensor, and the process crashed."""
+
+    def step(x, seen):
+        doubled = x * 2
+        others = () if name == "apply_" else (x,)
+        return getattr(doubled, name)(*others, lambda *values: seen.append(values) or sum(values) + 1)
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    for i in range(2):
+        x, expected, seen = torch.arange(3.0) + i, [], []
+        assert torch.equal(compiled(x, seen), step(x, expected)) and seen == expected

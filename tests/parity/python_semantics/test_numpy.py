@@ -246,3 +246,34 @@ def test_a_branch_on_a_number_that_keeps_changing():
 
     report = parity(make, steps=8, whole=False, captures=None)
     assert len(report.captures) == 4 and not report.fallbacks, f"{report}"
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.filterwarnings("ignore::sidefx_train.SideFXWarning")
+def test_an_array_whose_memory_is_that_of_a_written_tensor(first):
+    """Regression: the array had its contents from before the step."""
+
+    def step(array, tensor, seen):
+        tensor.add_(1)
+        seen.append(array.tolist())
+        return tensor * 2
+
+    def apart():
+        return np.arange(3.0), torch.zeros(3)
+
+    def of_a_tensor():
+        tensor = torch.arange(3.0)
+        return tensor.numpy(), tensor
+
+    def under_a_tensor():
+        array = np.arange(6.0)[::-2]
+        return array, torch.from_numpy(array[::-1]).view(3)
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    for make in (of_a_tensor, under_a_tensor, apart, apart) if first else (apart, of_a_tensor, under_a_tensor):
+        outcomes = []
+        for run in (step, compiled):
+            seen: list[list[float]] = []
+            outcomes.append((run(*make(), seen).tolist(), seen))
+        assert outcomes[0] == outcomes[1]
+    assert compiled.report().replays

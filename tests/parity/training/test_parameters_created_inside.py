@@ -188,3 +188,33 @@ def test_what_the_step_made_is_of_its_kind(step):
         assert _history(compiled) == _history(step)
     report = compiled.report()
     assert report.replays == 3 and (step.__name__ in BREAKING or not report.breaks), str(report)
+
+
+class Overrides(nn.Module):
+    """Has a ``register_buffer`` of its own, which torch calls for a buffer that is assigned."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+        self.register_buffer("mean", torch.zeros(2))
+
+    def register_buffer(self, name, tensor, persistent=True):
+        self.names.append((name, persistent))
+        super().register_buffer(name, tensor, persistent)
+
+    def forward(self, x):
+        self.mean = self.mean + x.mean(0)
+        self.kept = nn.Buffer(self.mean * 2)
+        self.other = nn.Buffer(self.mean * 3, persistent=False)
+        return x * self.mean
+
+
+def test_buffers_that_are_assigned():
+    """Regression: a ``Buffer`` was stored as a plain attribute, and the override was not called."""
+    found = []
+    for compiled in (False, True):
+        model = Overrides()
+        run = sidefx_train.compile(lambda x, model=model: model(x), backend="eager") if compiled else model
+        results = [run(torch.full((2, 2), float(i))) for i in range(3)]
+        found.append(str([results, model.names, list(model.state_dict().items()), list(model.named_buffers())]))
+    assert found[0] == found[1]

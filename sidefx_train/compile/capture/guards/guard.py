@@ -41,6 +41,7 @@ GuardKind = Literal[
     # several values (kinds/relations.py)
     "all_distinct",
     "disjoint_sets",
+    "apart",
     "number",
 ]
 """Names of the kinds; each is a class in ``guards/kinds/``, which says what it tests."""

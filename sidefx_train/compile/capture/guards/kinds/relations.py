@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+import torch
+
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.guard import Guard, NumberCondition
 from sidefx_train.compile.capture.guards.kinds.base import Arguments, Instruction, Kind, register
 from sidefx_train.compile.capture.guards.source import Source
@@ -61,6 +66,26 @@ class DisjointSets(Kind):
         return "distinct", None, len(guard.value[0])
 
 
+@register("apart")
+class Apart(Kind):
+    """A NumPy array has no memory in common with some tensors."""
+
+    phase = "relation"
+
+    def describe(self, guard: Guard) -> str:
+        return f"{guard.source.label} shares no memory with a tensor that the step writes to"
+
+    def python_test(self, writer: Writer, guard: Guard) -> str:
+        tensors = ", ".join(map(writer.value, guard.value))
+        return f"{writer.constant(overlaps)}({writer.value(guard.source)}, ({tensors},))"
+
+    def check(self, guard: Guard, value: Any, arguments: Arguments) -> tuple[bool, Any]:
+        return overlaps(value, [source.fetch(*arguments) for source in guard.value]), "shared memory"
+
+    def others(self, guard: Guard) -> tuple[Source, ...]:
+        return guard.value  # type: ignore[no-any-return]
+
+
 @register("number")
 class Number(Kind):
     """A condition on symbolic numbers holds: a :class:`NumberCondition`."""
@@ -86,6 +111,26 @@ class Number(Kind):
 
     def others(self, guard: Guard) -> tuple[Source, ...]:
         return tuple(source for _, source in guard.value.names)
+
+
+def overlaps(array: np.ndarray[Any, Any], tensors: Iterable[torch.Tensor]) -> bool:
+    """Returns True if an array has memory in common with the storage of one of the tensors."""
+    begin, end = _memory(array)
+    for tensor in tensors:
+        place = compat.storage_address(tensor)
+        if place < end and begin < place + tensor.untyped_storage().nbytes():
+            return True
+    return False
+
+
+def _memory(array: np.ndarray[Any, Any]) -> tuple[int, int]:
+    """Returns the addresses between which an array has its elements."""
+    begin = end = int(array.__array_interface__["data"][0])
+    if array.size == 0:
+        return begin, begin
+    for size, stride in zip(array.shape, array.strides, strict=True):
+        begin, end = begin + min(0, stride * (size - 1)), end + max(0, stride * (size - 1))
+    return begin, end + array.itemsize
 
 
 def _ids(writer: Writer, sources: tuple[Source, ...]) -> str:

@@ -13,8 +13,10 @@ import numpy as np
 import torch
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.guards.kinds.relations import overlaps
 from sidefx_train.compile.capture.guards.source import Source
-from sidefx_train.compile.capture.shadows.records import Record
+from sidefx_train.compile.capture.shadows.records import Record, TensorRecord
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.recording.write_log import WriteLog
@@ -87,8 +89,15 @@ class ArrayRecord(Record):
 
     def check(self, writes: WriteLog) -> None:
         """Refuses a step that both reads the array and writes to it through a tensor."""
-        if (self.read or self.shown) and self.tensor is not None and writes.to(self.tensor):
+        if not (self.read or self.shown):
+            return
+        known = [record for record in self.heap.by_real.values() if safe_isinstance(record, TensorRecord)]
+        written = [record for record in known if writes.to(record.memory)]
+        through = self.tensor is not None and writes.to(self.tensor)
+        if through or overlaps(self.real, [record.real for record in written]):
             self.heap.refuse("SFX104", f"reads {self.source.label} and writes to it through a tensor")
+        if written:
+            self.heap.guard("apart", self.source, tuple(record.source for record in written))
 
 
 class MadeArrays:

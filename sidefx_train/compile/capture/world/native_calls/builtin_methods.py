@@ -73,10 +73,10 @@ def module_getattr(world: CaptureContext, obj: Any, name: str) -> Any:
 
 
 def module_setattr(world: CaptureContext, obj: Any, name: str, value: Any) -> bool:
-    """Runs the default ``nn.Module.__setattr__`` except for new parameters and submodules."""
+    """Runs the default ``nn.Module.__setattr__`` of a plain attribute; that of members is interpreted."""
     if not _plain_lookup(world, type(obj), "__setattr__") or world.class_attr(type(obj), name) is not ABSENT:
         return False
-    if safe_isinstance(value, (torch.nn.Parameter, torch.nn.Module)):
+    if safe_isinstance(value, (torch.nn.Parameter, torch.nn.Module)) or isinstance(value, torch.nn.Buffer):
         return False
     for member in _MEMBERS:
         entries = world.instance_attr(obj, member)
@@ -84,9 +84,6 @@ def module_setattr(world: CaptureContext, obj: Any, name: str, value: Any) -> bo
             return False
         record = world.heap.dict_record(entries)
         if record.bring(name) if record is not None else name in entries:
-            if member == "_buffers" and (value is None or safe_isinstance(value, torch.Tensor)):
-                dict.__setitem__(entries, name, value)
-                return True
             return False
     world.set_instance_attr(obj, name, value)
     return True

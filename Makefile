@@ -17,11 +17,11 @@ SEED   ?= 0
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 
-.PHONY: train test test-torch vision gpu slow distributed fuzz opinfo bench cpython docs lint types unit clean help
+.PHONY: train test test-torch vision libraries gpu slow distributed fuzz opinfo bench cpython docs lint types unit clean help
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make train | make test | make test-torch TORCH=2.15.0 | make slow | make fuzz N=5000 | make bench ARGS='--only mlp_tiny' | make cpython | make opinfo | make gpu | make docs | make lint | make clean"
+	@echo "make train | make test | make test-torch TORCH=2.15.0 | make slow | make fuzz N=5000 | make bench ARGS='--only mlp_tiny' | make cpython | make opinfo | make libraries | make gpu | make docs | make lint | make clean"
 
 # A stamp is newer than what it was installed from, so an up-to-date .venv costs nothing.
 $(VENV)/.stamp-venv:
@@ -104,6 +104,18 @@ vision: $(VENV)/.stamp-test
 	$(BIN)/python -m pip --disable-pip-version-check install -q -c $(or $(wildcard $(VENV)/constraints.txt),constraints.txt) \
 		torchvision timm
 	OMP_NUM_THREADS=1 $(BIN)/python tests/vision/run.py $(ARGS)
+
+# Models of libraries that train with Lightning, plainly and captured, in .venv-libraries. Figures are kept: a second run
+# goes on where the first stopped. Some: make libraries ARGS="-k darts --backends eager"
+LIBRARIES := lightly monai chemprop pytorch-forecasting gluonts[torch] darts scvi-tools neuralforecast
+libraries:
+	test -x .venv-libraries/bin/python || $(PYTHON) -m venv .venv-libraries
+	sed 's/^torch==.*/torch==2.14.1/; /^triton==/d; /^numpy==/d' constraints.txt > .venv-libraries/constraints.txt
+	.venv-libraries/bin/python -m pip --disable-pip-version-check install -q -c .venv-libraries/constraints.txt \
+		torch==2.14.1 torchvision 'setuptools>=77' wheel
+	.venv-libraries/bin/python -m pip --disable-pip-version-check install -q -c .venv-libraries/constraints.txt \
+		--no-build-isolation -e . $(LIBRARIES)
+	OMP_NUM_THREADS=1 .venv-libraries/bin/python tests/libraries/run.py $(ARGS)
 
 bench: $(VENV)/.stamp-run
 	$(BIN)/python -m sidefx_train.bench --suite core $(ARGS)

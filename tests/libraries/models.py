@@ -6,6 +6,8 @@ Libraries are imported by the function that needs them.
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -224,12 +226,51 @@ def monai__unet(callbacks: Callbacks) -> nn.Module:
 
 
 @model
+def monai__unet_3d(callbacks: Callbacks) -> nn.Module:
+    from monai.losses import DiceCELoss
+    from monai.networks.nets import BasicUNet
+
+    net = BasicUNet(3, in_channels=1, out_channels=2, features=(4, 4, 8, 8, 8, 4))
+    return _segmenting(net, DiceCELoss(to_onehot_y=True, softmax=True), (32, 32, 32), callbacks)
+
+
+@model
 def monai__unetr(callbacks: Callbacks) -> nn.Module:
     from monai.losses import DiceFocalLoss
     from monai.networks.nets import UNETR
 
     net = UNETR(1, 2, (32, 32), feature_size=8, hidden_size=24, mlp_dim=48, num_heads=4, spatial_dims=2)
     return _segmenting(net, DiceFocalLoss(to_onehot_y=True, softmax=True), (32, 32), callbacks)
+
+
+# --- chemprop: molecules -----------------------------------------------------------------------------------------
+
+_MOLECULES = "CCO c1ccccc1 CC(=O)O CCN CCC#N c1ccncc1 CC(C)O COC CCCl OCCO CC=O CCCC Cc1ccccc1 NCC=O C1CCC1 CCS".split()
+
+
+def _chemprop(callbacks: Callbacks, task: str) -> nn.Module:
+    from chemprop import data, models
+    from chemprop import nn as layers
+
+    random = np.random.default_rng(0)
+    targets = random.standard_normal((len(_MOLECULES), 1)) if task == "regression" else random.integers(0, 2, (16, 1))
+    points = [data.MoleculeDatapoint.from_smi(smi, y) for smi, y in zip(_MOLECULES, targets, strict=True)]
+    loader = data.build_dataloader(data.MoleculeDataset(points), batch_size=4, num_workers=0, shuffle=False)
+    heads = {"regression": layers.RegressionFFN, "classification": layers.BinaryClassificationFFN}
+    net = models.MPNN(
+        layers.BondMessagePassing(d_h=32), layers.MeanAggregation(), heads[task](input_dim=32), batch_norm=True
+    )
+    return _trained(net, loader, callbacks)
+
+
+@model
+def chemprop__regression(callbacks: Callbacks) -> nn.Module:
+    return _chemprop(callbacks, "regression")
+
+
+@model
+def chemprop__classification(callbacks: Callbacks) -> nn.Module:
+    return _chemprop(callbacks, "classification")
 
 
 # --- pytorch-forecasting -----------------------------------------------------------------------------------------
@@ -271,8 +312,52 @@ def pytorch_forecasting__tft(callbacks: Callbacks) -> nn.Module:
 
 
 @model
+def pytorch_forecasting__nhits(callbacks: Callbacks) -> nn.Module:
+    return _forecasting(callbacks, "NHiTS", hidden_size=16)
+
+
+@model
 def pytorch_forecasting__deepar(callbacks: Callbacks) -> nn.Module:
     return _forecasting(callbacks, "DeepAR", hidden_size=8, rnn_layers=1)
+
+
+# --- GluonTS -----------------------------------------------------------------------------------------------------
+
+
+def _gluonts(callbacks: Callbacks, name: str, **options: Any) -> nn.Module:
+    import pandas as pd
+    from gluonts import torch as models
+    from gluonts.dataset.common import ListDataset
+
+    folder = tempfile.mkdtemp()  # the estimator always keeps its best checkpoint
+    kept = {**QUIET, "enable_checkpointing": True, "default_root_dir": folder}
+
+    data = ListDataset([{"start": pd.Period("2020-01-01", "D"), "target": row} for row in _series()], freq="D")
+    estimator = getattr(models, name)(
+        prediction_length=4,
+        num_batches_per_epoch=20,
+        batch_size=8,
+        trainer_kwargs={**kept, "max_epochs": 2, "callbacks": callbacks},
+        **options,
+    )
+    trained = estimator.train_model(data).trained_net
+    shutil.rmtree(folder)
+    return trained
+
+
+@model
+def gluonts__simple_feed_forward(callbacks: Callbacks) -> nn.Module:
+    return _gluonts(callbacks, "SimpleFeedForwardEstimator")
+
+
+@model
+def gluonts__deepar(callbacks: Callbacks) -> nn.Module:
+    return _gluonts(callbacks, "DeepAREstimator", freq="D", hidden_size=8)
+
+
+@model
+def gluonts__patch_tst(callbacks: Callbacks) -> nn.Module:
+    return _gluonts(callbacks, "PatchTSTEstimator", patch_len=4, context_length=16, d_model=16, nhead=2)
 
 
 # --- Darts -------------------------------------------------------------------------------------------------------
@@ -316,6 +401,54 @@ def darts__tcn(callbacks: Callbacks) -> nn.Module:
     return _darts(callbacks, "TCNModel", num_filters=4, dropout=0.1)
 
 
+# --- scvi-tools: single cells ------------------------------------------------------------------------------------
+
+
+def _cells() -> Any:
+    import anndata
+
+    random = np.random.default_rng(0)
+    cells = anndata.AnnData(random.poisson(2.0, (320, 30)).astype(np.float32))
+    cells.obs["batch"] = random.choice(["one", "two"], 320)
+    cells.obs["label"] = random.choice(["a", "b", "unknown"], 320)
+    return cells
+
+
+_SCVI: dict[str, Any] = {
+    "max_epochs": 3,
+    "batch_size": 32,
+    "train_size": 0.8,
+    "datasplitter_kwargs": {"drop_last": True},
+    "accelerator": "cpu",
+    "enable_progress_bar": False,
+    "logger": False,
+}
+
+
+@model
+def scvi__scvi(callbacks: Callbacks) -> nn.Module:
+    import scvi
+
+    scvi.settings.seed = 0
+    cells = _cells()
+    scvi.model.SCVI.setup_anndata(cells, batch_key="batch")
+    net = scvi.model.SCVI(cells, n_hidden=16, n_latent=4)
+    net.train(callbacks=callbacks, **_SCVI)
+    return net.module
+
+
+@model
+def scvi__scanvi(callbacks: Callbacks) -> nn.Module:
+    import scvi
+
+    scvi.settings.seed = 0
+    cells = _cells()
+    scvi.model.SCANVI.setup_anndata(cells, labels_key="label", unlabeled_category="unknown", batch_key="batch")
+    net = scvi.model.SCANVI(cells, n_hidden=16, n_latent=4)
+    net.train(callbacks=callbacks, **_SCVI)
+    return net.module
+
+
 # --- neuralforecast ----------------------------------------------------------------------------------------------
 
 
@@ -346,3 +479,8 @@ def neuralforecast__nhits(callbacks: Callbacks) -> nn.Module:
 @model
 def neuralforecast__lstm(callbacks: Callbacks) -> nn.Module:
     return _neural(callbacks, "LSTM", encoder_hidden_size=8, decoder_hidden_size=8)
+
+
+@model
+def neuralforecast__tft(callbacks: Callbacks) -> nn.Module:
+    return _neural(callbacks, "TFT", hidden_size=8, n_head=2)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -98,8 +99,9 @@ def figures_of(name: str, mode: str, folder: Path, again: bool) -> dict[str, Any
 
 def distance(a: dict[str, list[float]], b: dict[str, list[float]]) -> float:
     """Returns the norm of the difference of two states, relative to the norm of the first."""
-    off = sum((x - y) ** 2 for key in a for x, y in zip(a[key], b[key], strict=True) if x == x or y == y)
-    return float((off / max(sum(x**2 for values in a.values() for x in values if x == x), 1e-30)) ** 0.5)
+    pairs = [(x, y) for key in a for x, y in zip(a[key], b[key], strict=True)]
+    off = sum((x - y) ** 2 for x, y in pairs if x != y and (x == x or y == y))  # equal infinities have no difference
+    return float((off / max(sum(x**2 for x, _ in pairs if math.isfinite(x)), 1e-30)) ** 0.5)
 
 
 def row(name: str, mode: str, plain: dict[str, Any], ours: dict[str, Any]) -> tuple[bool, str]:

@@ -73,8 +73,10 @@ from sidefx_train.torch_compat.distributed.dtensors import dtensor_class as dten
 from sidefx_train.torch_compat.distributed.dtensors import dtensor_dispatcher as dtensor_dispatcher
 from sidefx_train.torch_compat.distributed.dtensors import gradient_dtype as gradient_dtype
 from sidefx_train.torch_compat.distributed.dtensors import has_dtensor as has_dtensor
+from sidefx_train.torch_compat.distributed.dtensors import has_loss_rules as has_loss_rules
 from sidefx_train.torch_compat.distributed.dtensors import is_dtensor as is_dtensor
 from sidefx_train.torch_compat.distributed.dtensors import local_of as local_of
+from sidefx_train.torch_compat.distributed.dtensors import loss_parallel_switches as loss_parallel_switches
 from sidefx_train.torch_compat.distributed.dtensors import make_dtensor as make_dtensor
 from sidefx_train.torch_compat.distributed.dtensors import needs_derivative as needs_derivative
 from sidefx_train.torch_compat.distributed.dtensors import spec_of as spec_of

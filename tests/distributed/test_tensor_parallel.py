@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -146,13 +147,28 @@ def _compare(rank: int) -> None:
             have, step = _facts(name, mesh, _captured if rank in captures else lambda step: step)
             different = [i for i, pair in enumerate(zip(want, have, strict=True)) if not _same(*pair)]
             assert not different, f"{name}, captured by {captures}: {different}"
-            if rank in captures and name != "loss parallel":
+            if rank in captures:
                 report = sidefx_train.explain(step)
                 assert report.replays == CALLS and not report.breaks, f"{name}: {report}"
 
 
 def test_tensor_parallel_steps():
     in_two_processes(_compare, seconds=200)
+
+
+def _inductor(rank: int) -> None:
+    mesh = init_device_mesh("cpu", (WORLD,))
+    want, _ = _facts("sequence", mesh, lambda step: step)
+    have, step = _facts("sequence", mesh, lambda step: sidefx_train.compile(step, fullgraph=True, on_failure="raise"))
+    for a, b in zip(want, have, strict=True):
+        for x, y in zip(a, b, strict=True):
+            assert not isinstance(x, torch.Tensor) or torch.allclose(x, y, rtol=1e-4, atol=1e-5)
+    assert sidefx_train.explain(step).replays == CALLS
+
+
+@pytest.mark.slow
+def test_tensor_parallel_with_inductor():
+    in_two_processes(_inductor, seconds=200)
 
 
 def _outside(rank: int) -> None:

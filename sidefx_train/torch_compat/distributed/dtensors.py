@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+_LOSS = "torch.distributed.tensor.parallel.loss"
+
 
 def dtensor_class() -> Any:
     """Returns the class ``DTensor``, ``None`` while nobody has imported it."""
@@ -34,6 +36,17 @@ def dtensor_dispatcher() -> tuple[Any, dict[Any, Any], str]:
     """
     dispatcher = dtensor_class()._op_dispatcher
     return dispatcher, dispatcher._custom_op_handlers, "_allow_implicit_replication"
+
+
+def loss_parallel_switches() -> tuple[Any, Any] | None:
+    """Returns the functions by which ``loss_parallel`` begins and ends, ``None`` while nobody has imported it."""
+    module = sys.modules.get(_LOSS)
+    return None if module is None else (module._enable_custom_loss_ops, module._disable_custom_loss_ops)
+
+
+def has_loss_rules() -> bool:
+    """Returns True inside ``loss_parallel``."""
+    return not dtensor_dispatcher()[1].keys().isdisjoint(sys.modules[_LOSS].customized_loss_ops)
 
 
 def needs_derivative(given: Any) -> bool:

@@ -49,6 +49,7 @@ class ShadowTableAPI(GuardRecorder, ABC):
     static_roots: set[int]
     host_roots: set[int]
     fixed_roots: set[int]
+    dtensor_rules: tuple[Any, ...]
     watched: dict[int, str]
     new_namespaces: dict[int, tuple[dict[str, Any], Any]]
     dropped: Callable[[str], None]

@@ -118,6 +118,7 @@ class ShadowTable(ShadowTableAPI):
         dropped: called when the program drops an iterator with a pending finally.
         decides: called when the step reads all of a list whose length has changed: like a decision on a number.
         fixed_roots: ids of sources below which sizes of tensors are never symbolic.
+        dtensor_rules: operators that torch's dispatch of DTensors had rules for at entry; empty if that is not known.
         identities: the objects that the step distinguished.
         reenter: wraps a Python callable so that C code calling it re-enters the interpreter.
         own_key: prepares a shadow for hashing and comparison by the table's own bookkeeping.
@@ -168,6 +169,7 @@ class ShadowTable(ShadowTableAPI):
         self.static_roots: set[int] = set()
         self.host_roots: set[int] = set()
         self.fixed_roots: set[int] = set()
+        self.dtensor_rules: tuple[Any, ...] = ()
         self._trusted: dict[int, bool] = {}
         self._numbers_by_source: dict[int, Any] = {}
         self.definitions = Definitions(self)

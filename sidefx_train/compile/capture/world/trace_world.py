@@ -96,6 +96,7 @@ class TraceWorld(CaptureWorldAPI):
         sharded_groups: groups of parameters of ``fully_shard`` that the step has used, by the shadow's id.
         wrapper_dispatch: operators of wrapper subclasses.
         modes: dispatch modes that the step has entered.
+        undo_rules: ends the ``loss_parallel`` that the step has entered.
         pending_state: (commit, undo) pairs of optimizer state created early, to run right before the first run.
     """
 
@@ -127,6 +128,7 @@ class TraceWorld(CaptureWorldAPI):
         tracer.touches = self.decisions.touch
         self.wrapper_dispatch = WrapperDispatch(self)
         self.modes = DispatchModes(self)
+        self.undo_rules: Callable[[], None] | None = None
         tracer.wrapper_dispatch = self.wrapper_dispatch.run
         compat.on_condition(tracer.shape_env, self.decisions.note)
 
@@ -211,6 +213,7 @@ class TraceWorld(CaptureWorldAPI):
             compat.on_condition(self.tracer.shape_env, None)  # compiled graphs keep it
             self.interp.close()
             self.modes.close()
+            self.end_rules()
             for wrapper in self.wrappers.values():
                 wrapper.close()
             self.wrappers.clear()
@@ -220,6 +223,12 @@ class TraceWorld(CaptureWorldAPI):
                 guard = vars(context).get("_inference_mode_context")
                 if guard is not None:
                     guard.__exit__(None, None, None)  # no effect the second time
+
+    def end_rules(self) -> None:
+        """Takes back the rules of torch's dispatch of DTensors that ``loss_parallel`` has added in the step."""
+        if self.undo_rules is not None:
+            self.undo_rules()
+            self.undo_rules = None
 
     def at_end(self) -> None:
         """Calls what must check or finish a step that has been interpreted to its end."""

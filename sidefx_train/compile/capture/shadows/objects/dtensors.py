@@ -42,7 +42,9 @@ def dtensor_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
         heap.static_roots.add(id(place))
     heap.guard("type", place, type(real))
     dispatcher, rules, implicit = compat.dtensor_dispatcher()
-    heap.guard("keys", heap.sources.const(rules, "the rules of DTensor for operators"), tuple(rules))
+    if not heap.dtensor_rules:
+        heap.dtensor_rules = tuple(rules)
+    heap.guard("keys", heap.sources.const(rules, "the rules of DTensor for operators"), heap.dtensor_rules)
     settings = heap.sources.const(dispatcher, "the dispatcher of DTensor")
     heap.guard("is", heap.sources.slot(settings, implicit), getattr(dispatcher, implicit))
     heap.guard("is", heap.sources.slot(place, "_spec"), spec)

@@ -93,3 +93,21 @@ def test_draws_are_those_of_eager(step: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SideFXWarning)
         assert course(sidefx_train.compile(step, backend="eager")) == course(step)
+
+
+@pytest.mark.filterwarnings("ignore::sidefx_train.SideFXWarning")
+def test_a_saved_state_is_a_tensor():
+    """Regression: ``isinstance(state, torch.Tensor)`` was false."""
+
+    def step():
+        state = torch.get_rng_state()
+        kinds = [torch.is_tensor(state), isinstance(state, torch.Tensor), type(state).__name__]
+        return kinds, state.clone() if kinds[2] == "Tensor" and torch.rand(()) < 2 else None, hasattr(state, "shape")
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    for _ in range(2):
+        outcomes = []
+        for run in (step, compiled):
+            torch.manual_seed(0)
+            outcomes.append(str(run()))
+        assert outcomes[0] == outcomes[1]

@@ -11,6 +11,7 @@ import torch
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.object_model import attributes
 from sidefx_train.compile.capture.interpreter.world import LOCAL, hidden_attr
+from sidefx_train.compile.capture.recording.dispatch_mode import RandomState
 from sidefx_train.compile.capture.shadows.containers.instance_dicts import (
     check_hidden_dict,
     instance_dict_of,
@@ -53,6 +54,7 @@ _SHOWN_TYPES: dict[type, type] = {
     torch.SymFloat: float,
     torch.SymBool: bool,
     DeferredValue: str,
+    RandomState: torch.Tensor,
 }
 
 
@@ -300,6 +302,8 @@ class Attributes:
             return getattr(self.world.guarded(builtin_methods.concrete, (obj,), {}), name)
         if issubclass(type(obj), NativeIterator):
             obj.refuse()
+        if type(obj) is RandomState:
+            self.heap.refuse("SFX110", f"reads .{name} of a random state saved in the step")
         if type(obj) in weakref.ProxyTypes:
             return attributes.load(self.interp, weakref_calls.through(self.world, obj), name)
         if type(obj) is types.FrameType and name == "f_back":

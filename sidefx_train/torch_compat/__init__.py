@@ -123,6 +123,7 @@ from sidefx_train.torch_compat.fakes.tensors import needs_plain_sizes as needs_p
 from sidefx_train.torch_compat.fakes.tensors import new_fake_mode as new_fake_mode
 from sidefx_train.torch_compat.fakes.tensors import outside_tracing as outside_tracing
 from sidefx_train.torch_compat.fakes.tensors import quiet_fakes as quiet_fakes
+from sidefx_train.torch_compat.fakes.tensors import reads_missing_memory as reads_missing_memory
 from sidefx_train.torch_compat.fakes.tensors import real_world as real_world
 from sidefx_train.torch_compat.fakes.tensors import set_memory as set_memory
 from sidefx_train.torch_compat.fakes.tensors import set_strides as set_strides

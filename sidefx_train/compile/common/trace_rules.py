@@ -170,6 +170,7 @@ DEFERRED_METHODS: dict[str, frozenset[str]] = {
 
 VALUE_METHODS = frozenset(
     ("numpy", "data_ptr", "untyped_storage", "storage", "__array__", "share_memory_", "apply_", "map_", "map2_")
+    + ("_cdata", "_reduce_ex_internal")
 )
 """Tensor methods that read contents or addresses, which exist only when the graph runs."""
 

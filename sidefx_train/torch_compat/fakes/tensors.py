@@ -177,6 +177,14 @@ def needs_plain_sizes(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "on tensor with symbolic sizes/strides" in str(error)
 
 
+_MISSING = ("its data is not allocated yet", "Cannot access data pointer", "Cannot copy out of meta tensor")
+
+
+def reads_missing_memory(error: BaseException) -> bool:
+    """Returns True for the error of C++ code that reads the memory of a fake tensor."""
+    return isinstance(error, (RuntimeError, NotImplementedError)) and any(text in str(error) for text in _MISSING)
+
+
 @contextmanager
 def quiet_fakes() -> Iterator[None]:
     """Context that keeps torch from printing a traceback for every error of a fake tensor: eager prints the step's."""

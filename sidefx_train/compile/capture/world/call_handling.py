@@ -461,6 +461,12 @@ class Calls:
                     f"{trace_rules.describe(fn)} of a value that exists only when the graph runs: {first_line(error)}"
                 )
                 raise Unsupported("SFX106", reason, self.world.locate()) from error
+            if compat.reads_missing_memory(error):
+                self.world.host_reads.want(inside((args, kwargs)))
+                reason = (
+                    f"{trace_rules.describe(fn)} reads the memory of a tensor, which exists only when the graph runs"
+                )
+                raise Unsupported("SFX106", reason, self.world.locate()) from error
             if compat.needs_plain_sizes(error):
                 self.world.host_reads.want(())
                 reason = f"{trace_rules.describe(fn)} of a tensor whose sizes exist only when the graph runs"

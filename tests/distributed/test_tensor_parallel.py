@@ -182,5 +182,17 @@ def _outside(rank: int) -> None:
     assert sidefx_train.explain(step).replays == 0
 
 
+def _hooked(rank: int) -> None:
+    net = by_columns(init_device_mesh("cpu", (WORLD,)))
+    step = sidefx_train.compile(lambda: net[0].weight.register_hook(lambda gradient: gradient), backend="eager")
+    for calls in (1, 2):
+        step()
+        assert len(net[0].weight._backward_hooks) == calls
+
+
+def test_a_hook_that_stays_is_refused():
+    in_two_processes(_hooked)
+
+
 def test_a_backward_outside_is_refused():
     in_two_processes(_outside)

@@ -141,6 +141,7 @@ class LeafRecord(Record):
         requires_grad: at entry.
         gradient_dtype: dtype of its gradients at entry.
         version: version of the shadow before anything ran.
+        hooks: hooks of the shadow before anything ran; ``None`` for none.
     """
 
     NOTES = ("grad",)
@@ -148,6 +149,7 @@ class LeafRecord(Record):
     def __init__(self, heap: ShadowTableAPI, real: Any, shadow: Any, source: Source) -> None:
         super().__init__(heap, real, shadow, source)
         self.grad: Any = UNREAD
+        self.hooks: Any = None
         self.requires_grad = real.requires_grad
         self.gradient_dtype = compat.gradient_dtype(real)
         self.version = 0 if shadow.is_inference() else int(shadow._version)

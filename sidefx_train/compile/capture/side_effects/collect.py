@@ -275,24 +275,24 @@ def has_history_of_base(world: CaptureContext, record: TensorRecord) -> bool:
     return _history(base) is (None if base.edge is None else base.edge.node) or gets_new_history(world, base)
 
 
-def _check_wrapper(record: WrapperRecord, finished: bool) -> None:
+def _check_wrapper(record: WrapperRecord) -> None:
     """Refuses changes of a wrapper subclass itself; its attributes and inner tensors have records of their own."""
-    refuse, label = record.heap.refuse, record.source.label
     if TensorFacts.of(record.shadow) != record.facts and record.shadow.requires_grad is record.requires_grad:
-        refuse("SFX109", f"changes the shape of {label}, a tensor subclass")
-    if record.shadow.grad_fn is not None:
-        refuse("SFX107", f"{label}, a tensor subclass, joins the step's autograd graph")
-    if finished and hook_numbers(record.shadow) != (record.hooks or ((), ())):
-        refuse("SFX111", f"leaves a hook registered on {label}; register it before the step")
+        record.heap.refuse("SFX109", f"changes the shape of {record.source.label}, a tensor subclass")
 
 
 def _leaf(record: LeafRecord, finished: bool) -> list[Effect]:
+    if record.shadow.grad_fn is not None:
+        reason = f"{record.source.label}, a tensor subclass, joins the step's autograd graph"
+        record.heap.refuse("SFX107", reason)
     if record.shadow.requires_grad != record.requires_grad:
         record.heap.refuse("SFX111", f"sets {record.source.label}.requires_grad")
     if compat.gradient_dtype(record.shadow) is not record.gradient_dtype:
         record.heap.refuse("SFX111", f"sets {record.source.label}.grad_dtype")
     if safe_isinstance(record, WrapperRecord):
-        _check_wrapper(record, finished)
+        _check_wrapper(record)
+    if finished and hook_numbers(record.shadow) != (record.hooks or ((), ())):
+        record.heap.refuse("SFX111", f"leaves a hook registered on {record.source.label}; register it before the step")
     writes = 0 if record.shadow.is_inference() else record.shadow._version - record.version
     changes = [Effect("count_writes", record.source, None, writes)] if writes else []
     if record.grad is UNREAD or record.shadow.grad is record.grad:

@@ -28,12 +28,10 @@ class WrapperRecord(LeafRecord):
     Attributes:
         kind: ``"static"`` if the entry holds it.
         facts: metadata at entry.
-        hooks: hooks of the shadow before anything ran.
         accumulator_hooked: its ``AccumulateGrad`` node has hooks.
     """
 
     instance: InstanceRecord
-    hooks: Any = None
     accumulator_hooked = False
 
     def __init__(self, heap: ShadowTableAPI, real: Any, shadow: Any, source: Source, kind: str) -> None:

@@ -525,7 +525,7 @@ class Rebuilder(TensorRebuilder):
             adder = self.writer.constant(kind.update if kind is set else kind.extend, "extend")
             if items:
                 self.lines.append(f"{adder}({name}, ({items},))")
-        if cls not in (list, dict, OrderedDict, deque, defaultdict):
+        if cls not in (list, dict, deque, defaultdict):
             self._attributes(name, value)
 
     def _instance(self, value: Any) -> str:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import collections
+from collections import OrderedDict
 
 import pytest
+import torch
+from torch import nn
 from torch.nn import functional as F
 
+import sidefx_train
 from tests.support.parity import Program, batches, mlp, parity
 from tests.support.side_effects import check, program
 
@@ -146,3 +150,42 @@ def test_argument_changed_in_place():
         return Program(step, data)
 
     parity(make)
+
+
+def _loads(model, saved, log):
+    model.load_state_dict(saved)
+    log.append(str(getattr(saved, "_metadata", "none")))
+
+
+def _saves(model, saved, log):
+    made = model.state_dict()
+    made.tag = [len(made)]
+    log.append(made)
+
+
+def _sets(model, saved, log):
+    saved.seen = getattr(saved, "seen", 0) + 1
+    if hasattr(saved, "old"):
+        del saved.old
+    log.append(saved.seen)
+
+
+@pytest.mark.parametrize("step", [_loads, _saves, _sets])
+def test_attributes_of_an_ordered_dict(step):
+    """Regression: a state dict had no ``_metadata`` in the step, and lost it where it left the step."""
+
+    def course(run):
+        torch.manual_seed(0)
+        log: list[object] = []
+        for i in range(5):
+            model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+            saved = model.state_dict()
+            saved._metadata["1"]["version"] = i
+            saved.old = i
+            if i == 3:
+                del saved._metadata, saved.old
+            run(model, saved, log)
+            log.append(vars(saved))
+        return str([(each, vars(each)) if isinstance(each, OrderedDict) else each for each in log])
+
+    assert course(sidefx_train.compile(step, backend="eager")) == course(step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 import weakref
+from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -18,11 +19,12 @@ from sidefx_train.compile.capture.shadows.containers.instance_dicts import (
     thread_dict,
 )
 from sidefx_train.compile.capture.shadows.containers.iterators import NativeIterator
+from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord
 from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue
 from sidefx_train.compile.capture.shadows.definition_tracking import IMMUTABLE_CLASS
 from sidefx_train.compile.capture.shadows.objects import weak_references
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
-from sidefx_train.compile.capture.shadows.records import InstanceRecord, LeafRecord, TensorRecord
+from sidefx_train.compile.capture.shadows.records import InstanceRecord, LeafRecord, Record, TensorRecord
 from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
 from sidefx_train.compile.capture.world.native_calls import (
     builtin_methods,
@@ -56,6 +58,15 @@ _SHOWN_TYPES: dict[type, type] = {
     DeferredValue: str,
     RandomState: torch.Tensor,
 }
+
+
+def _of_attributes(record: Record | None) -> Record | None:
+    """Returns the record with an object's attributes: its own, or the one beside that of its contents."""
+    if safe_isinstance(record, TensorRecord):
+        return record.own_attributes()
+    if safe_isinstance(record, DictRecord) and type(record.real) is OrderedDict:
+        return record.own_attributes()
+    return record if record is None or record.instance is None else record.instance
 
 
 class Attributes:
@@ -142,12 +153,11 @@ class Attributes:
             if name == "__dict__":
                 return space.shadow
             return dict.__getitem__(space.shadow, name) if space.bring(name) else ABSENT
-        if safe_isinstance(owner, InstanceRecord):
-            return self.heap.instance_attr(owner, name)
-        if owner is not None and owner.instance is not None:
-            return self.heap.instance_attr(owner.instance, name)
-        if safe_isinstance(owner, TensorRecord):
+        if safe_isinstance(owner, TensorRecord) and owner.instance is None:
             return owner.own_attributes().get(name)
+        holder = _of_attributes(owner)
+        if safe_isinstance(holder, InstanceRecord):
+            return self.heap.instance_attr(holder, name)
         try:
             space = instance_dict(obj)
         except AttributeError:
@@ -183,10 +193,7 @@ class Attributes:
             space = thread_dict(self.heap, obj)
             builtin_methods.dict_operator(self.world, space, "setitem", (space.shadow, name, value))
             return
-        if safe_isinstance(record, TensorRecord):
-            record = record.own_attributes()
-        elif record is not None and record.instance is not None:
-            record = record.instance
+        record = _of_attributes(record)
         if safe_isinstance(record, InstanceRecord):
             if type(field) is types.MemberDescriptorType:
                 record.set_slot(name, value)
@@ -220,10 +227,7 @@ class Attributes:
                 raise AttributeError(f"{attributes.shown_name(type(obj))!r} object has no attribute {name!r}")
             builtin_methods.dict_operator(self.world, space, "delitem", (space.shadow, name))
             return
-        if safe_isinstance(record, TensorRecord):
-            record = record.own_attributes()
-        elif record is not None and record.instance is not None:
-            record = record.instance
+        record = _of_attributes(record)
         if safe_isinstance(record, InstanceRecord) and safe_isinstance(
             self.class_attr(type(obj), name), types.MemberDescriptorType
         ):
@@ -302,6 +306,8 @@ class Attributes:
             return getattr(self.world.guarded(builtin_methods.concrete, (obj,), {}), name)
         if issubclass(type(obj), NativeIterator):
             obj.refuse()
+        if type(obj) is OrderedDict and not hasattr(OrderedDict, name):
+            return self.instance_attr(obj, name)
         if type(obj) is RandomState:
             self.heap.refuse("SFX110", f"reads .{name} of a random state saved in the step")
         if type(obj) in weakref.ProxyTypes:

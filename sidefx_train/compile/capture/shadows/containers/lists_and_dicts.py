@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.guards.source import Source
-from sidefx_train.compile.capture.shadows.records import Record
+from sidefx_train.compile.capture.shadows.records import InstanceRecord, Record
 from sidefx_train.compile.common.plain_values import base_of, stored_entries
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
@@ -85,6 +85,12 @@ class DictRecord(Record):
         self.filled = False
         self.snapshot: dict[Any, Any] = {}
         self.missing: set[Any] = set()
+
+    def own_attributes(self) -> InstanceRecord:
+        """Returns the record of the attributes of an ``OrderedDict``, such as the ``_metadata`` of a state dict."""
+        if self.instance is None:
+            self.instance = InstanceRecord(self.heap, self.real, self.shadow, self.base, self.base)
+        return self.instance
 
     def bring(self, key: Any) -> bool:
         """Reads the entry of ``key``; returns True if the shadow has the key afterwards."""

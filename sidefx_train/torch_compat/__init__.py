@@ -137,6 +137,7 @@ from sidefx_train.torch_compat.functionalization import has_data_mutation as has
 from sidefx_train.torch_compat.functionalization import has_metadata_mutation as has_metadata_mutation
 from sidefx_train.torch_compat.functionalization import storage_replaced as storage_replaced
 from sidefx_train.torch_compat.functionalization import to_functional as to_functional
+from sidefx_train.torch_compat.global_state import CHANGES_MODES as CHANGES_MODES
 from sidefx_train.torch_compat.global_state import MODE_AT as MODE_AT
 from sidefx_train.torch_compat.global_state import MODE_OF_TORCH as MODE_OF_TORCH
 from sidefx_train.torch_compat.global_state import NUMBER_OF_MODES as NUMBER_OF_MODES

@@ -18,6 +18,14 @@ MODE_AT = torch._C._get_dispatch_stack_at
 MODE_OF_TORCH = torch._C._get_dispatch_mode
 """What Python asks of the stack of dispatch modes."""
 
+CHANGES_MODES = (
+    torch._C._set_dispatch_mode,
+    torch._C._unset_dispatch_mode,
+    torch._C._push_on_torch_dispatch_stack,
+    torch._C._pop_torch_dispatch_stack,
+)
+"""What changes that stack."""
+
 
 class GlobalState:
     """Torch's current thread-wide state: grad mode, autocast, determinism, default dtype and device, threads, modes."""

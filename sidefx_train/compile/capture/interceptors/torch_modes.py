@@ -70,6 +70,15 @@ def _no_mode_of_torch(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str
     """Answers as in eager, which has no mode of fake or functional tensors, or of proxies."""
 
 
+def _change_modes(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Refuses to change the stack of modes past their own methods: the capture's modes are on it."""
+    world.heap.refuse("SFX111", "changes torch's stack of dispatch modes")
+
+
+for _change in compat.CHANGES_MODES:
+    registry.intercept(_change)(_change_modes)
+
+
 @registry.intercept(compat.MAKE_WRAPPER)
 def _make_wrapper(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Makes a wrapper as eager does; its storage is empty, so nothing is recorded."""

@@ -52,6 +52,7 @@ from sidefx_train.torch_compat.cuda import end_broken_capture as end_broken_capt
 from sidefx_train.torch_compat.cuda import settle_cuda as settle_cuda
 from sidefx_train.torch_compat.distributed.collectives import DISTRIBUTED_CONSTANTS as DISTRIBUTED_CONSTANTS
 from sidefx_train.torch_compat.distributed.collectives import OneProcess as OneProcess
+from sidefx_train.torch_compat.distributed.collectives import asks_whether_traced as asks_whether_traced
 from sidefx_train.torch_compat.distributed.collectives import coalescing_manager as coalescing_manager
 from sidefx_train.torch_compat.distributed.collectives import collective_name as collective_name
 from sidefx_train.torch_compat.distributed.collectives import communicates_in_cpp as communicates_in_cpp

@@ -81,7 +81,13 @@ def _with_functional_collectives() -> bool:
     resolver = compat.group_resolver()
     if resolver is not None:
         registry.intercept(resolver)(_resolve_group)
+        registry.intercept(compat.asks_whether_traced())(_is_traced)
     return resolver is not None
+
+
+def _is_traced(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Has results waited for at once: eager's are tensor subclasses that wait at their first use."""
+    return True
 
 
 def _resolve_group(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -117,7 +117,7 @@ class Rebuilder(TensorRebuilder):
         if compat.is_wrapper(value):
             return self._wrapper(value)
         if safe_isinstance(value, torch.Tensor):
-            if value.is_leaf and any(compat.hook_numbers(value)):
+            if any(compat.hook_numbers(value)) and value.is_leaf:
                 self.world.heap.refuse("SFX111", "leaves a hook registered on a leaf that it creates")
             made = self._remember(value, self._marked(value, self.tensor(value)))
             self._fill(functools.partial(self._tag, value, made))

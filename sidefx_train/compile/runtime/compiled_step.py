@@ -345,7 +345,7 @@ class CompiledStep:
             self._report.record_break(point.code, point.reason, point.location)
             if point.code not in FOLLOWING:
                 stop = CaptureFailed(point.code, point.reason, point.location, None)
-                self._fallback.warn(stop, (point.code, str(point.location)), "is captured in parts")
+                self._fallback.warn(stop, ("break", str(point.location)), "is captured in parts")  # once for each line
 
     def _run_first(self, entry: Entry, call: Call) -> Any:
         """Runs an entry for the first time; returns :data:`MISS` if its guards do not hold."""

@@ -125,6 +125,13 @@ def size_of_named_group() -> Any:
     return torch.distributed.distributed_c10d._get_group_size_by_name
 
 
+def asks_whether_traced() -> Any:
+    """Returns the function by which functional collectives ask whether a compiler traces them."""
+    import torch.distributed._functional_collectives as functional
+
+    return functional._are_we_tracing
+
+
 def group_resolver() -> Any:
     """Returns torch's function that finds what functional collectives use for a group, a mesh or ranks.
 

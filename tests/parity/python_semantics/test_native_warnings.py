@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 import sidefx_train
+from sidefx_train.compile.capture.world.native_calls import cpp_warnings
 from sidefx_train.errors import SideFXWarning
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="each run is a forked process")
@@ -90,6 +91,7 @@ EQUAL_AT_FIRST = [reversed_dimensions, range_with_end, cross_without_dim, gradie
 
 
 def run(fn, compiled, action) -> list[Any]:
+    cpp_warnings.forget()  # what the tests before have met
     step = sidefx_train.compile(fn, backend="eager") if compiled else fn
     found: list[Any] = []
     for _ in range(3):

@@ -30,7 +30,7 @@ CAPTURES = {"RAdam": 2}
 
 REFUSED = {
     "LBFGS": ("SFX101", "branches on a tensor's value, which exists only when the graph runs"),  # its line search
-    "SparseAdam": ("SFX109", "aten._sparse_coo_tensor_with_dims_and_tensors.default makes a tensor of layout"),
+    "SparseAdam": ("SFX109", "looks up rows of a table whose gradient is sparse"),
     "Adafactor-tensor_lr": ("SFX101", "branches on a tensor's value, which exists only when the graph runs"),
 }
 

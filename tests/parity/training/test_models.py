@@ -203,7 +203,7 @@ def test_cnn_with_batchnorm(backend):
     parity(train_cnn, backend=backend)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", SLOW_UNDER_INDUCTOR)
 def test_gpt_with_tied_embeddings(backend):
     parity(train_gpt, backend=backend)
 

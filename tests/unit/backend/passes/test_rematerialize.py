@@ -31,7 +31,7 @@ def training_step(model, optimizer):
 
 def small_gpt():
     torch.manual_seed(0)
-    work = gpt(vocabulary=32, width=64, heads=2, layers=6, length=32, rows=4)
+    work = gpt(vocabulary=32, width=64, heads=2, layers=4, length=32, rows=4)
     return work.model, work.batches
 
 

@@ -9,8 +9,7 @@ import typing
 import warnings
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -66,6 +65,7 @@ from sidefx_train.compile.common.type_checks import attribute_of, bound, descrip
 from sidefx_train.compile.distributed.collective_calls import PendingCollective
 from sidefx_train.compile.graph.freed_history import is_freed
 from sidefx_train.compile.residual.autograd_nodes import freed_result
+from sidefx_train.compile.residual.construction_order import ConstructionOrder
 from sidefx_train.compile.residual.tensor_outputs import TensorRebuilder
 from sidefx_train.compile.residual.view_replay import KnownOutputs
 
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
 
 
-class Rebuilder(TensorRebuilder):
+class Rebuilder(ConstructionOrder, TensorRebuilder):
     """Generates expressions for values of the trace.
 
     Attributes:
@@ -87,7 +87,6 @@ class Rebuilder(TensorRebuilder):
         self._made: dict[int, str] = {}
         self._keep: list[Any] = []
         self._constructed: list[Any] = []
-        self._late: list[Callable[[], None]] | None = None
 
     def expression(self, value: Any) -> str:
         """Returns code for a value of the trace."""
@@ -140,48 +139,6 @@ class Rebuilder(TensorRebuilder):
             return self._object(value)
         finally:
             self._constructed.pop()
-
-    @contextmanager
-    def _constructing(self) -> Iterator[None]:
-        """Inside, the parts of an object are made that must exist before it, such as the items of a tuple.
-
-        New objects among them are filled after it, since they may refer to it.
-        """
-        if self._late is not None:
-            yield
-            return
-        self._late = []
-        try:
-            yield
-        finally:
-            late, self._late = self._late, None
-        self._fill_all(late)
-
-    @staticmethod
-    def _fill_all(late: list[Callable[[], None]]) -> None:
-        while late:
-            late.pop(0)()
-
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        """Inside, new objects are filled immediately, and those before now: generated code reads or hashes them.
-
-        Raises:
-            Unsupported: one refers to an object that is being constructed.
-        """
-        late, self._late = self._late, None
-        self._fill_all(late or [])
-        try:
-            yield
-        finally:
-            self._late = late
-
-    def _fill(self, fill: Callable[[], None]) -> None:
-        """Writes the contents of a new object, now or after the object that it is a part of."""
-        if self._late is None:
-            fill()
-        else:
-            self._late.append(fill)
 
     def call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place | None = None) -> str:
         with self._reading():

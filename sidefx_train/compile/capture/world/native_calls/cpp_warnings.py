@@ -66,11 +66,6 @@ _MET: dict[str, int] = {}
 """How often each text was met in this process."""
 
 
-def forget() -> None:
-    """Forgets the texts that this process has met."""
-    _MET.clear()
-
-
 class RepeatedWarning:
     """A warning of C code that replays issue again.
 

@@ -133,6 +133,7 @@ _GUARDS = _Module(
     (
         '{"tensors_readable", tensors_readable, METH_NOARGS, nullptr},',
         '{"guard_program", guard_program, METH_O, nullptr},',
+        '{"let_through", let_through, METH_O, nullptr},',
         '{"observe_warnings", observe_warnings, METH_O, nullptr},',
     ),
     "guards, holders of entries, hook of warnings, memory of replays, gradients and versions",

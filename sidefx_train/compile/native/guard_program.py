@@ -446,12 +446,45 @@ static bool holds_all(GuardProgram& program) {
     return run_code<true>(program, kept.values.data());
 }
 
+static PyObject* passed_on = nullptr;  // the function given to let_through
+
+// let_through(asked): errors for which asked(error) is true leave checks; by default none does.
+static PyObject* let_through(PyObject*, PyObject* asked) {
+    Py_INCREF(asked);
+    Py_XSETREF(passed_on, asked);
+    Py_RETURN_NONE;
+}
+
+// Clears the error of a check, or returns true if it is the program's: an interrupt, or one of its signal handlers.
+static bool is_program_error() {
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) return true;
+    PyObject *kind, *error, *where;
+    PyErr_Fetch(&kind, &error, &where);
+    bool passes = false;
+    if (where && passed_on) {  // raised by Python code
+        PyErr_NormalizeException(&kind, &error, &where);
+        PyException_SetTraceback(error, where);
+        PyObject* answer = PyObject_CallOneArg(passed_on, error);
+        passes = answer == Py_True;
+        Py_XDECREF(answer);
+    }
+    if (passes) {
+        PyErr_Restore(kind, error, where);
+        return true;
+    }
+    PyErr_Clear();  // of the call
+    Py_XDECREF(kind);
+    Py_XDECREF(error);
+    Py_XDECREF(where);
+    return false;
+}
+
 // The check itself, a function without arguments; its self is (capsule, instructions).
 static PyObject* run_guards(PyObject* self, PyObject*) {
     auto* program = static_cast<GuardProgram*>(PyCapsule_GetPointer(PyTuple_GET_ITEM(self, 0), nullptr));
     if (!program) return nullptr;
     const bool holds = (program->tensors.empty() || program->keys == ThreadKeys::now()) && holds_all(*program);
-    if (PyErr_Occurred()) PyErr_Clear();
+    if (PyErr_Occurred() && is_program_error()) return nullptr;
     return PyBool_FromLong(holds);
 }
 

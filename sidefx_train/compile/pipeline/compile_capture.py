@@ -25,7 +25,12 @@ from sidefx_train.compile.backend.verification.first_runs import Proving, Verdic
 from sidefx_train.compile.backend.verification.reference import Reference
 from sidefx_train.compile.capture.guards.guard import Guard
 from sidefx_train.compile.capture.guards.native_check import object_check, split
-from sidefx_train.compile.capture.guards.python_check import tensor_check, write_guards
+from sidefx_train.compile.capture.guards.python_check import (
+    HANDLER_RAISED,
+    answering_errors,
+    tensor_check,
+    write_guards,
+)
 from sidefx_train.compile.capture.guards.source_writer import Writer
 from sidefx_train.compile.capture.guards.symbol_guards import number_conditions
 from sidefx_train.compile.capture.resume.driver import Frames, driven
@@ -234,7 +239,6 @@ def _behind(late: list[Guard], replay: Callable[..., Any]) -> Callable[..., Any]
     writer = Writer()
     lines = ["def behind(args, kwargs):", "    try:"]
     lines += [f"        {line}" for line in write_guards(writer, late)]
-    lines += ["    except (KeyError, IndexError, AttributeError, ValueError, TypeError):", "        return MISS"]
-    lines.append("    return replay(args, kwargs)")
-    names = {**writer.names, "MISS": MISS, "replay": replay}
+    lines += [*answering_errors("return MISS"), "    return replay(args, kwargs)"]
+    names = {**writer.names, **HANDLER_RAISED, "MISS": MISS, "replay": replay}
     return compile_function("behind", "\n".join(lines) + "\n", names, "<sidefx_train late guards>")  # type: ignore[no-any-return]

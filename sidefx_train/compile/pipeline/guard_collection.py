@@ -10,7 +10,12 @@ import torch
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.guard import Guard, NumberCondition
 from sidefx_train.compile.capture.guards.native_check import follow, object_check, split
-from sidefx_train.compile.capture.guards.python_check import tensor_check, write_guards
+from sidefx_train.compile.capture.guards.python_check import (
+    HANDLER_RAISED,
+    answering_errors,
+    tensor_check,
+    write_guards,
+)
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.guards.source_writer import Writer
 from sidefx_train.compile.capture.guards.storage_guards import StorageSharing
@@ -217,10 +222,9 @@ def stop_guard(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any])
     tests = [f"if len(args) != {len(args)} or tuple(kwargs) != {keywords}: return False"]
     tests += ["if not check_objects(): return False", *write_guards(writer, guards, miss="return False")]
     lines = ["def holds(args, kwargs):", "    try:", *(f"        {line}" for line in tests)]
-    lines += ["    except (KeyError, IndexError, AttributeError, ValueError, TypeError):", "        return False"]
-    lines.append("    return True")
+    lines += [*answering_errors("return False"), "    return True"]
     check = tensor_check(guards, lambda source: source.fetch(args, kwargs))
-    space = {**writer.names, "check_tensors": check, "check_objects": object_check(held)}
+    space = {**writer.names, **HANDLER_RAISED, "check_tensors": check, "check_objects": object_check(held)}
     holds = compile_function("holds", "\n".join(lines) + "\n", space, "<sidefx_train stop guard>")
     follow(space)
     return StopGuard(holds, every)

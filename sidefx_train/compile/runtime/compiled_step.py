@@ -17,6 +17,7 @@ from sidefx_train.compile.capture.interpreter.exceptions import of_the_program
 from sidefx_train.compile.capture.interpreter.generator_finalizers import has_pending_finally
 from sidefx_train.compile.capture.resume.driver import Parts
 from sidefx_train.compile.common import interceptor_registry as registry
+from sidefx_train.compile.common import signal_handlers
 from sidefx_train.compile.common.user_code import describable, global_name_of, name_of
 from sidefx_train.compile.native import guards_module, native_module, native_ready, products_module
 from sidefx_train.compile.pipeline.captured import CaptureFailed
@@ -307,7 +308,7 @@ class CompiledStep:
         outcome: _MaybeEntry | CaptureFailed
         self._capturing = True
         try:
-            outcome = capture(call)
+            outcome = signal_handlers.interruptible(capture, call)
         except CaptureFailed as stop:
             outcome = stop
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sidefx_train.compile.common import signal_handlers
 from sidefx_train.compile.pipeline.captured import CaptureFailed
 from sidefx_train.compile.pipeline.entry import Entry
 from sidefx_train.compile.pipeline.run_context import Call
@@ -57,7 +58,11 @@ class GraphFailures:
 
         Raises:
             VerificationError, UnfinishedError: the error itself, since the step cannot run again.
+            Exception: the error itself, if a signal handler of the program raised it.
         """
+        origin = error.__cause__ if isinstance(error, UnfinishedError) and error.__cause__ else error
+        if signal_handlers.raised(origin):
+            raise origin
         if isinstance(error, (VerificationError, UnfinishedError)):
             raise error
         if not self._config.strict:

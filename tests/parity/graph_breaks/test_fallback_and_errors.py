@@ -521,3 +521,18 @@ def test_a_failed_capture_of_a_step_that_handled_exceptions_is_not_repeated(hand
         for _ in range(5):
             captured(torch.ones(3))
     assert len(tries) == 1 and captured.report().fallback_count == 5, captured.report()
+
+
+def test_a_storage_made_of_another_by_a_class_of_the_step():
+    def step():
+        class Own(torch._C.StorageBase):
+            @staticmethod
+            def __new__(cls, *args):
+                return super().__new__(cls, *args)
+
+        return len(Own(torch.UntypedStorage(5)))
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    with pytest.warns(SideFXWarning, match="creates a storage from another one"):
+        assert compiled() == 5
+    assert compiled() == 5

@@ -24,6 +24,7 @@ from sidefx_train.compile.backend.verification.comparison import Outcome, differ
 from sidefx_train.compile.backend.verification.exact import widened
 from sidefx_train.compile.backend.verification.origins import Origins
 from sidefx_train.compile.backend.verification.reference import Reference
+from sidefx_train.compile.common import signal_handlers
 from sidefx_train.compile.gpu.static_replay import nothing_recorded
 from sidefx_train.compile.graph.artifacts import Executable, TracedGraph
 from sidefx_train.compile.graph.collectives import communicates
@@ -144,7 +145,7 @@ class Proving:
             compat.default_device_cpu(),  # the caller's default device is not for tensors that a comparison makes
             compat.OneProcess() if communicates(self._traced.module.graph) else nullcontext(),
         ):
-            return self._compare(args)
+            return signal_handlers.interruptible(self._compare, args)
 
     def _compare(self, args: list[Any]) -> Verdict:
         if not all(compat.has_memory(value) for value in args if isinstance(value, torch.Tensor)):

@@ -18,9 +18,15 @@ from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.guard import Guard
 from sidefx_train.compile.capture.guards.kinds import KINDS
 from sidefx_train.compile.capture.guards.kinds.base import Instruction
-from sidefx_train.compile.capture.guards.python_check import tensor_check, write_guards
+from sidefx_train.compile.capture.guards.python_check import (
+    HANDLER_RAISED,
+    answering_errors,
+    tensor_check,
+    write_guards,
+)
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.guards.source_writer import Writer
+from sidefx_train.compile.common import signal_handlers
 from sidefx_train.compile.common.generated_code import compile_function
 from sidefx_train.compile.common.type_checks import HEAP_TYPE
 from sidefx_train.compile.native import guards_module, guards_ready
@@ -105,6 +111,7 @@ def _native_check(guards: list[Guard]) -> Callable[[], bool]:
     native = guards_module()
     if native is None:
         return _python_check(guards)
+    native.let_through(signal_handlers.raised)
     if native.tensors_readable():
         return native.guard_program(instructions(guards, tensors_readable=True))  # type: ignore[no-any-return]
     tensors = [guard for guard in guards if guard.kind in _OF_TENSORS]
@@ -119,9 +126,12 @@ def _python_check(guards: list[Guard]) -> Callable[[], bool]:
     writer = Writer()
     tests = write_guards(writer, guards, miss="return False")
     lines = ["def check_objects():", "    try:", *(f"        {line}" for line in tests)]
-    lines += ["        pass", "    except (KeyError, IndexError, AttributeError, ValueError, TypeError):"]
-    lines += ["        return False", "    return True"]
-    names = {**writer.names, "check_tensors": tensor_check(guards, lambda source: source.fetch((), {}))}
+    lines += ["        pass", *answering_errors("return False"), "    return True"]
+    names = {
+        **writer.names,
+        **HANDLER_RAISED,
+        "check_tensors": tensor_check(guards, lambda source: source.fetch((), {})),
+    }
     return compile_function("check_objects", "\n".join(lines) + "\n", names, "<sidefx_train objects>")  # type: ignore[no-any-return]
 
 

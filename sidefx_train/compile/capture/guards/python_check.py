@@ -10,12 +10,24 @@ from sidefx_train.compile.capture.guards.guard import Guard, TensorFacts
 from sidefx_train.compile.capture.guards.kinds import KINDS
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.guards.source_writer import Writer
+from sidefx_train.compile.common import signal_handlers
 
 FETCH_ERRORS = (KeyError, IndexError, AttributeError, ValueError, TypeError)
 """Errors of fetching or testing a value when the state has changed."""
 
 _READ_ERRORS = (*FETCH_ERRORS, RuntimeError)
 """The same, before the sizes of a tensor are tested whose ``item()`` is read."""
+
+
+HANDLER_RAISED = {"handler_raised": signal_handlers.raised}
+"""Globals of :func:`answering_errors`."""
+
+
+def answering_errors(answer: str, indent: str = "    ") -> list[str]:
+    """Returns the handler around guards: errors are answered, except those of a signal handler of the program."""
+    errors = ", ".join(error.__name__ for error in FETCH_ERRORS)
+    lines = [f"except ({errors}) as error:", "    if handler_raised(error): raise", f"    {answer}"]
+    return [indent + line for line in lines]
 
 
 def write_guards(writer: Writer, guards: list[Guard], miss: str = "return MISS") -> list[str]:

@@ -1,7 +1,7 @@
-"""Parameters and buffers that a step creates: ``nn.Parameter(data)``, a module built in the step.
+"""Parameters, buffers and storages that a step creates: ``nn.Parameter(data)``, a module built in the step.
 
-Both are tensors detached from their data, with a mark that ``isinstance`` reads. For fake tensors torch itself creates
-them this way, as for any other tensor subclass.
+The first two are tensors detached from their data, with a mark that ``isinstance`` reads. For fake tensors torch itself
+creates them this way, as for any other tensor subclass.
 """
 
 from __future__ import annotations
@@ -38,3 +38,11 @@ def _buffer(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 @registry.intercept(torch.utils.swap_tensors)
 def _swap(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     world.heap.refuse("SFX108", "swaps two tensors (torch.utils.swap_tensors)")
+
+
+@registry.intercept(torch.UntypedStorage.__new__)
+def _storage(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Refuses a copy of a storage: the process crashes when an error of the dispatcher reaches that constructor."""
+    if any(isinstance(value, torch.UntypedStorage) for value in args[1:]):
+        world.heap.refuse("SFX108", "creates a storage from another one")
+    return ABSENT

@@ -25,6 +25,7 @@ from sidefx_train.compile.capture.interpreter.object_model import (
     operators,
 )
 from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE
+from sidefx_train.compile.common.signal_handlers import HandlerRaised
 from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.common.user_code import is_user_file
 from sidefx_train.errors import Location, Unsupported
@@ -98,7 +99,7 @@ class Interpreter:
             sys.setrecursionlimit(limit * 12 + 1000)
         try:
             return self.call(fn, args, kwargs or {})
-        except (Unsupported, Suspended):
+        except (Unsupported, Suspended, HandlerRaised):
             raise
         except BaseException as error:
             if self.stopped is None:
@@ -231,6 +232,9 @@ class Interpreter:
                     self.stopped = stop
                     if stop.location is None:
                         stop.location = self.location()
+                    raise
+                except HandlerRaised:
+                    self.stopped = Unsupported("SFX111", "a signal handler raised")
                     raise
                 except BaseException as caught:
                     pending = None

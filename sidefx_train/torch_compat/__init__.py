@@ -119,6 +119,7 @@ from sidefx_train.torch_compat.fakes.tensors import fake_transposed as fake_tran
 from sidefx_train.torch_compat.fakes.tensors import forget_constant as forget_constant
 from sidefx_train.torch_compat.fakes.tensors import forget_contents as forget_contents
 from sidefx_train.torch_compat.fakes.tensors import forget_reals as forget_reals
+from sidefx_train.torch_compat.fakes.tensors import has_no_meta_kernel as has_no_meta_kernel
 from sidefx_train.torch_compat.fakes.tensors import mode_of as mode_of
 from sidefx_train.torch_compat.fakes.tensors import needs_plain_sizes as needs_plain_sizes
 from sidefx_train.torch_compat.fakes.tensors import new_fake_mode as new_fake_mode

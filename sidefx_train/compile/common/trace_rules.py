@@ -170,9 +170,9 @@ DEFERRED_METHODS: dict[str, frozenset[str]] = {
 
 VALUE_METHODS = frozenset(
     ("numpy", "data_ptr", "untyped_storage", "storage", "__array__", "share_memory_", "apply_", "map_", "map2_")
-    + ("_cdata", "_reduce_ex_internal")
+    + ("_cdata", "_reduce_ex_internal", "const_data_ptr", "mutable_data_ptr", "is_shared", "storage_type")
 )
-"""Tensor methods that read contents or addresses, which exist only when the graph runs."""
+"""Tensor methods that read contents, addresses or the kind of memory, which exist only when the graph runs."""
 
 
 def is_atomic(fn: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -175,6 +176,11 @@ def unsupported_fake_errors() -> tuple[type[BaseException], ...]:
 def needs_plain_sizes(error: BaseException) -> bool:
     """Returns True for the error of C++ code that reads the sizes of a tensor whose sizes are symbolic."""
     return isinstance(error, RuntimeError) and "on tensor with symbolic sizes/strides" in str(error)
+
+
+def has_no_meta_kernel(error: BaseException) -> bool:
+    """Returns True for the error of C++ code that cannot compute the shape of a result."""
+    return isinstance(error, NotImplementedError) and re.search(r"\b[Mm]eta\b", str(error)) is not None
 
 
 _MISSING = ("its data is not allocated yet", "Cannot access data pointer", "Cannot copy out of meta tensor")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+import sidefx_train
 from tests.support.parity import Program, batches, mlp, parity
 from tests.support.training_steps import refused, trained
 
@@ -296,3 +299,40 @@ REFUSED = [
 @pytest.mark.parametrize(("loss_of", "code", "words"), REFUSED, ids=lambda value: getattr(value, "__name__", ""))
 def test_refused(loss_of, code, words):
     refused(loss_of, code, words)
+
+
+def test_where_the_memory_of_a_tensor_is():
+    def moved(x: torch.Tensor) -> tuple[bool, bool, torch.Tensor]:
+        y = x + 1
+        before = y.is_shared()
+        y.share_memory_()
+        return before, y.is_shared(), y
+
+    def kind(x: torch.Tensor) -> type:
+        return (x + 1).storage_type()
+
+    compiled = sidefx_train.compile(moved, backend="eager")
+    other = sidefx_train.compile(kind, backend="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(3):
+            before, after, y = compiled(torch.ones(2))
+            assert (before, after, y.is_shared(), y.tolist()) == (False, True, True, [2.0, 2.0])
+            assert other(torch.ones(2)) is torch.FloatStorage
+
+
+def test_an_operator_without_a_rule_for_shapes_raises_nothing_that_the_step_handles(tmp_path):
+    path = tmp_path / "numbers"
+    path.write_bytes(torch.arange(4.0).numpy().tobytes())
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        try:
+            return x * torch.from_file(str(path), size=4, dtype=torch.float32)
+        except NotImplementedError:
+            return x
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(3):
+            assert compiled(torch.full((4,), 2.0)).tolist() == [0.0, 2.0, 4.0, 6.0]

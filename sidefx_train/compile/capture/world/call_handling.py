@@ -467,6 +467,9 @@ class Calls:
                     f"{trace_rules.describe(fn)} reads the memory of a tensor, which exists only when the graph runs"
                 )
                 raise Unsupported("SFX106", reason, self.world.locate()) from error
+            if compat.has_no_meta_kernel(error):
+                reason = f"{trace_rules.describe(fn)} has no rule for shapes alone: {first_line(error)}"
+                raise Unsupported("SFX102", reason, self.world.locate()) from error
             if compat.needs_plain_sizes(error):
                 self.world.host_reads.want(())
                 reason = f"{trace_rules.describe(fn)} of a tensor whose sizes exist only when the graph runs"

@@ -6,6 +6,7 @@ import re
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -25,6 +26,39 @@ CHANGES_MODES = (
     torch._C._pop_torch_dispatch_stack,
 )
 """What changes that stack."""
+
+
+@dataclass(frozen=True)
+class AutocastState:
+    """The autocast regions that the thread is in.
+
+    Attributes:
+        casts: for each kind of device whether autocast is on, and the dtype that it casts to.
+        cached: casts of weights are cached.
+        depth: number of regions.
+    """
+
+    casts: tuple[tuple[str, bool, torch.dtype], ...]
+    cached: bool
+    depth: int
+
+    @classmethod
+    def now(cls) -> AutocastState:
+        casts = tuple(
+            (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")
+        )
+        return cls(casts, torch.is_autocast_cache_enabled(), _autocast_nesting())
+
+    def restore(self) -> None:
+        """Makes this the state of the thread; drops the cached casts if no region is left."""
+        left = self.depth == 0 and _autocast_nesting() > 0
+        _nest_autocast(self.depth)
+        for kind, enabled, dtype in self.casts:
+            torch.set_autocast_enabled(kind, enabled)
+            torch.set_autocast_dtype(kind, dtype)
+        torch.set_autocast_cache_enabled(self.cached)
+        if left:
+            torch.clear_autocast_cache()
 
 
 class GlobalState:
@@ -150,8 +184,7 @@ def restoring_state() -> Iterator[None]:
     deterministic = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     anomaly = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
     level = forward_ad._current_level
-    casts = {kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")}
-    cache, nesting, functions = torch.is_autocast_cache_enabled(), _autocast_nesting(), _default_devices()
+    autocast, functions = AutocastState.now(), _default_devices()
     switches = [(ask, give, ask()) for ask, give in _switches()]
     disabled = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
     keys = torch._C._ForceDispatchKeyGuard(
@@ -175,11 +208,7 @@ def restoring_state() -> Iterator[None]:
                 torch._C._autograd._saved_tensors_hooks_disable(disabled)
         while torch._C._len_torch_function_stack() > len(functions):
             torch._C._pop_torch_function_stack()
-        _nest_autocast(nesting)
-        for kind, (enabled, cast) in casts.items():
-            torch.set_autocast_enabled(kind, enabled)
-            torch.set_autocast_dtype(kind, cast)
-        torch.set_autocast_cache_enabled(cache)
+        autocast.restore()
         torch.set_grad_enabled(grad)
         torch.set_anomaly_enabled(*anomaly)
         for ask, give, before in switches:

@@ -244,7 +244,7 @@ class CaptureRun:
         """Runs the step, and returns what it returns, or what is needed to continue from where it is to stop."""
         world, point = self.world, self.point
         suspension = None
-        grad_mode = torch.is_grad_enabled()
+        modes = _Modes.now()
         target, shadows, named = self._arguments()
         world.interp.stop_at = point.count if point is not None else 0
         try:
@@ -256,7 +256,7 @@ class CaptureRun:
             raise CaptureFailed("SFX204", "the step took another path the second time", point.location, None)
         if world.modes.entered:
             world.heap.refuse("SFX111", "stops inside a TorchDispatchMode")
-        _keep_grad_mode(world, self.state_check, grad_mode)
+        modes.keep(world, self.state_check)
         world.locks.settle()
         world.context.settle()
         if self.tracer.stop is not None:
@@ -428,14 +428,31 @@ def _same_counter(record: TensorRecord, in_storage: list[TensorRecord]) -> Tenso
     return next((other for other in in_storage if compat.share_version_counter(record.shadow, other.shadow)), None)
 
 
-def _keep_grad_mode(world: TraceWorld, before: compat.GlobalState, grad_mode: bool) -> None:
-    """Keeps a grad mode that the step, or the part so far, sets, as an effect; refuses other settings."""
-    now = torch.is_grad_enabled()
-    torch.set_grad_enabled(grad_mode)
-    changed = before.changed_settings()
-    if changed:
-        reason = f"leaves a global setting of torch changed (autocast, determinism, default dtype...): {changed[0]}"
-        world.heap.refuse("SFX111", reason)
-    torch.set_grad_enabled(now)
-    if now != grad_mode:
-        world.defer(compat.set_grad_enabled, (now,), {})
+@dataclass(frozen=True)
+class _Modes:
+    """The grad mode and the autocast regions: what a step may leave changed, and a part of one inside ``with``."""
+
+    grad: bool
+    autocast: compat.AutocastState
+
+    @classmethod
+    def now(cls) -> _Modes:
+        return cls(torch.is_grad_enabled(), compat.AutocastState.now())
+
+    def set(self) -> None:
+        torch.set_grad_enabled(self.grad)
+        self.autocast.restore()
+
+    def keep(self, world: TraceWorld, before: compat.GlobalState) -> None:
+        """Keeps what the step, or the part so far, has changed since, as effects; refuses other settings."""
+        now = _Modes.now()
+        self.set()
+        changed = before.changed_settings()
+        if changed:
+            reason = f"leaves a global setting of torch changed (determinism, default dtype...): {changed[0]}"
+            world.heap.refuse("SFX111", reason)
+        now.set()
+        if now.grad != self.grad:
+            world.defer(compat.set_grad_enabled, (now.grad,), {})
+        if now.autocast != self.autocast:
+            world.defer(compat.AutocastState.restore, (now.autocast,), {})

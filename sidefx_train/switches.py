@@ -33,6 +33,7 @@ GRAPH = {
     "inductor_workarounds": "arguments that an Inductor pattern ignores become operators",
     "matmul": "matrix products are computed by the fastest measured kernel",
     "lstm": "LSTM layers are computed by the fastest measured kernel",
+    "multi_tensor": "on a GPU, equal updates of many tensors are one kernel where that was measured to be faster",
     "scatter_add_rows": "a native kernel computes scatter-adds of rows",
     "decompose_variance": "mean and variance are computed as two sums",
     "blocked_row_sums": "sums over rows are computed in blocks",

@@ -49,6 +49,7 @@ from sidefx_train.torch_compat.autograd_hooks import node_hooks as node_hooks
 from sidefx_train.torch_compat.autograd_hooks import set_tensor_hooks as set_tensor_hooks
 from sidefx_train.torch_compat.autograd_hooks import tensor_hooks as tensor_hooks
 from sidefx_train.torch_compat.cuda import end_broken_capture as end_broken_capture
+from sidefx_train.torch_compat.cuda import occupy_device as occupy_device
 from sidefx_train.torch_compat.cuda import settle_cuda as settle_cuda
 from sidefx_train.torch_compat.distributed.collectives import DISTRIBUTED_CONSTANTS as DISTRIBUTED_CONSTANTS
 from sidefx_train.torch_compat.distributed.collectives import OneProcess as OneProcess

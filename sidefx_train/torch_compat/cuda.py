@@ -1,4 +1,4 @@
-"""CUDA: captures that failed, and what torch settles at its first use of a device."""
+"""CUDA: captures that failed, a kernel that only takes time, what torch settles at its first use of a device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["end_broken_capture", "settle_cuda"]
+__all__ = ["end_broken_capture", "occupy_device", "settle_cuda"]
 
 
 def end_broken_capture(graph: torch.cuda.CUDAGraph, device: int, pool: Any) -> bool:
@@ -51,3 +51,8 @@ def settle_cuda() -> None:
     torch.cuda.device_count()
     query = torch.empty(1, 1, 8, 8, dtype=torch.float16, device="cuda")
     torch._fused_sdp_choice(query, query, query)
+
+
+def occupy_device(cycles: int) -> None:
+    """Launches a kernel that does nothing for a number of the device's cycles."""
+    torch.cuda._sleep(cycles)

@@ -19,6 +19,7 @@ from sidefx_train.compile.backend.allocator import keep_freed_memory
 from sidefx_train.compile.backend.autotune.attention import expand_attention, has_attention, is_written_out
 from sidefx_train.compile.backend.autotune.conv_layout import choose_layout, supports_channels_last
 from sidefx_train.compile.backend.autotune.lstm import has_layers
+from sidefx_train.compile.backend.autotune.multi_tensor import choose_updates
 from sidefx_train.compile.backend.autotune.timing import begin as begin_measuring
 from sidefx_train.compile.backend.compile_once import compiling, is_marked, mark_made
 from sidefx_train.compile.backend.cpp_codegen.build_library import (
@@ -48,6 +49,7 @@ from sidefx_train.compile.backend.graph_cache import (
 )
 from sidefx_train.compile.backend.pass_list import PassOptions, run_passes
 from sidefx_train.compile.backend.passes.keep_composite_ops import join_complex, kept_composite_ops
+from sidefx_train.compile.backend.passes.multi_tensor_groups import batch
 from sidefx_train.compile.backend.passes.repeated_regions import Division, find_regions
 from sidefx_train.compile.backend.passes.scatter_add_rows import may_add_rows
 from sidefx_train.compile.backend.passes.separate_results import separate_results
@@ -304,6 +306,9 @@ def _lower_alone(traced: TracedGraph, config: CompileConfig, clock: Clock, kept:
         join_complex(graph.module, traced.fake_mode)
         compared = traced.uses_rng and config.rng != "eager" and config.verify != 0
         functional = replace(graph, module=copied(graph.module)) if compared else None
+        if config.autotune == "on" and enabled("multi_tensor"):
+            groups, updates = choose_updates(graph, functools.partial(_lowered_alone, config, traced.fake_mode))
+            graph, choices = batch(graph, groups), [*choices, *updates]
         tiny = is_tiny(graph.module)
         attention = ""
         finds_attention = is_written_out(graph.module)
@@ -338,6 +343,13 @@ def _lower_alone(traced: TracedGraph, config: CompileConfig, clock: Clock, kept:
     said = tuple(note for note in notes if note)
     recorded = graph.module.graph
     return Lowered(plan, call, tiny, sources, said, (*choices, *build.choices), library, functional, recorded)
+
+
+def _lowered_alone(config: CompileConfig, fake_mode: Any, module: fx.GraphModule) -> Callable[[list[Any]], Any]:
+    """Lowers a graph for a measurement."""
+    examples = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
+    with compat.inductor_options(options(config)), compat.inductor_lowering(fake_mode):
+        return compat.inductor_compile(compat.inductor_passes(module, False), examples, [*range(len(examples))])[0]  # type: ignore[no-any-return]
 
 
 class _Build:

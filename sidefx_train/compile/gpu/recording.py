@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.gpu.multi_tensor import tables_of_recording
 from sidefx_train.compile.gpu.section import Section
 from sidefx_train.compile.graph.strided_layout import is_dense
 from sidefx_train.compile.native import guards_module
@@ -95,7 +96,8 @@ class Recording:
         fixed = [args[i] for i in self._fixed.positions]
         before = [tensor._version for tensor in fixed]
         try:
-            self._launcher, self._results = device.record(lambda: run(list(given)), pool)
+            with tables_of_recording() as self._tables:
+                self._launcher, self._results = device.record(lambda: run(list(given)), pool)
         finally:  # nothing was executed
             for tensor, version in zip(fixed, before, strict=True):
                 if tensor._version != version:

@@ -42,3 +42,14 @@ def define_operator(
         _library.impl(name, meta, "Meta")
     if fake is not None:
         torch.library.register_fake(f"sidefx::{name}", fake, lib=_library)
+
+
+def implement_operator(name: str, kernel: Callable[..., Any], key: str) -> None:
+    """Adds a kernel to an operator of :func:`define_operator`.
+
+    Args:
+        name: name of the operator.
+        kernel: the implementation.
+        key: the dispatch key of the kernel.
+    """
+    _library.impl(name, kernel, key)

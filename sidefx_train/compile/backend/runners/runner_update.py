@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from sidefx_train.compile.backend.runners.runner import RunnerSource, argument_text, tuple_text
+from sidefx_train.compile.gpu.multi_tensor import MULTI_TENSOR_UPDATE, MultiTensorUpdate
 from sidefx_train.compile.graph.artifacts import Name, RunnerPlan, TailCall
 from sidefx_train.compile.graph.strided_layout import is_dense, is_static
 from sidefx_train.compile.native import native_module
@@ -21,6 +22,12 @@ def write_tail(graph: RunnerPlan, source: RunnerSource) -> None:
     i = 0
     while i < len(calls):
         call = calls[i]
+        if call.op is MULTI_TENSOR_UPDATE:
+            written, read, expression, sizes = call.args
+            update = source.bind(f"update{i}", MultiTensorUpdate(expression, sizes))
+            source(f"{update}({argument_text(written, source)}, {argument_text(read, source)})")
+            i += 1
+            continue
         following = calls[i + 1] if i + 1 < len(calls) else None
         if native is not None and following is not None and _increments_steps_of(call, following):
             lines = _native_update(graph, following, source, float(call.args[1]))

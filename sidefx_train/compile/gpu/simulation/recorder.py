@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.gpu.multi_tensor import MULTI_TENSOR_UPDATE
 from sidefx_train.compile.gpu.recording import storage_begin
 from sidefx_train.compile.gpu.section import waits_for_device
 
@@ -56,7 +57,7 @@ class _Recorder(compat.TorchDispatchMode):
         if waits_for_device(func):
             raise RuntimeError(f"operation not permitted when stream is capturing: {func._schema.name}")
         self._save(func, args, kwargs)
-        out = func(*args, **kwargs)
+        out = func(*args, **kwargs) if func is not MULTI_TENSOR_UPDATE else None  # its table is filled later
         given = {storage_begin(each) for each in _tensors((args, kwargs))}
         made = [each for each in _tensors(out) if storage_begin(each) not in given]
         for each in made:

@@ -1,0 +1,477 @@
+"""Finds updates of many tensors by the same elementwise expression, and takes them out of a graph.
+
+An optimizer that is no fused kernel updates every parameter by operations of its own, which Inductor fuses to one
+kernel a parameter. They become one kernel of all (``gpu/multi_tensor``), which runs behind the graph. What only updates
+use moves with them: unscaled and clipped gradients, weight decay, flags that keep the old values, bias corrections.
+
+A gradient that is computed by a kernel of Inductor's keeps its update, which is fused into that kernel.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from sidefx_train import torch_compat as compat
+from sidefx_train.compile.backend.passes.elementwise_nodes import literal_constant, operation_of
+from sidefx_train.compile.gpu.multi_tensor import MULTI_TENSOR_UPDATE, Expression, Slot, Step
+from sidefx_train.compile.gpu.multi_tensor.expression import DTYPES, Operand
+from sidefx_train.compile.graph.artifacts import FunctionalGraph, Name, TailCall
+from sidefx_train.compile.graph.fx_utils import written_args
+from sidefx_train.compile.graph.strided_layout import is_dense, is_static
+
+aten = torch.ops.aten
+
+FEWEST = 2
+"""Tensors of a group."""
+
+_LIBRARY = (
+    "aten::mm",
+    "aten::addmm",
+    "aten::bmm",
+    "aten::baddbmm",
+    "aten::conv",
+    "aten::_scaled_dot",
+    "aten::index_put",
+)
+"""Beginnings of the names of operators into whose kernels Inductor fuses nothing that follows."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """The update of tensors of one size.
+
+    Attributes:
+        targets: the ``copy_`` of each tensor that is written.
+        leaves: what is read, in the order of the expression's slots.
+    """
+
+    targets: tuple[fx.Node, ...]
+    leaves: tuple[fx.Node, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Updates by one expression.
+
+    Attributes:
+        expression: the new values.
+        members: the tensors.
+    """
+
+    expression: Expression
+    members: tuple[Member, ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of elements of each member."""
+        return tuple(_value(member.targets[0].args[0]).numel() for member in self.members)
+
+    def written(self) -> list[fx.Node]:
+        """Returns the placeholders that are written, those of each result one after the other."""
+        count = len(self.expression.results)
+        return [member.targets[i].args[0] for i in range(count) for member in self.members]  # type: ignore[misc]
+
+    def read(self) -> list[fx.Node]:
+        """Returns what is read, slot by slot."""
+        return [member.leaves[i] for i in range(len(self.expression.slots)) for member in self.members]
+
+    def foreign(self) -> set[fx.Node]:
+        """Returns the placeholders that a member reads and does not write itself."""
+        return {
+            leaf
+            for member in self.members
+            for leaf in member.leaves
+            if leaf.op == "placeholder" and leaf not in {target.args[0] for target in member.targets}
+        }
+
+
+def find_groups(graph: FunctionalGraph) -> list[Group]:
+    """Returns the updates of a graph that could run behind it, in an order in which they may run.
+
+    Views that cancel each other, which hide what an update computes, are removed from the graph.
+    """
+    _cancel_views(graph.module.graph)
+    finder = _Finder(graph)
+    groups: dict[Expression, list[Member]] = defaultdict(list)
+    for targets in finder.connected():
+        made = finder.member(targets)
+        if made is not None:
+            groups[made[0]].append(made[1])
+    found = [Group(expression, tuple(members)) for expression, members in groups.items() if len(members) >= FEWEST]
+    return _in_order(found, finder.written)
+
+
+def batch(graph: FunctionalGraph, groups: Sequence[Group]) -> FunctionalGraph:
+    """Returns a graph without these updates, which run behind it; its module is changed in place."""
+    nodes = graph.module.graph
+    output = nodes.output_node()
+    results: list[Any] = list(output.args[0])  # type: ignore[arg-type]
+    placeholders = [node for node in nodes.nodes if node.op == "placeholder"]
+    names = dict(zip(placeholders, graph.feeds, strict=True))
+
+    def name(node: fx.Node) -> Name:
+        packed = _packed_index(node, names)
+        if packed is not None:
+            return Name(f"packed[{packed}]")
+        if node in names:
+            return Name(names[node])
+        if node not in results:
+            results.append(node)
+        return Name(f"r{results.index(node)}")
+
+    calls = []
+    for group in groups:
+        written, read = [name(node) for node in group.written()], [name(node) for node in group.read()]
+        calls.append(TailCall(MULTI_TENSOR_UPDATE, (written, read, group.expression, group.sizes), {}))
+    output.args = (tuple(results),)
+    _erase(nodes, [target for group in groups for member in group.members for target in member.targets])
+    graph.module.recompile()
+    values = tuple(node.meta.get("val") if isinstance(node, fx.Node) else node for node in results)
+    return replace(graph, results=values, tail=(*graph.tail, *calls))
+
+
+def _erase(graph: fx.Graph, targets: Sequence[fx.Node]) -> None:
+    """Erases nodes, and what only they use."""
+    doomed, waiting = set(targets), list(targets)
+    while waiting:
+        new = [each for each in waiting.pop().all_input_nodes if each not in doomed]
+        doomed.update(new)
+        waiting += new
+    for node in reversed(graph.nodes):
+        if node in doomed and node.op == "call_function" and not node.users:
+            graph.erase_node(node)
+
+
+def update_module(group: Group) -> tuple[fx.GraphModule, list[int], list[int]]:
+    """Returns a graph of nothing but these updates, and the positions of its inputs that are written, and read.
+
+    The positions are in the order of :meth:`Group.written` and :meth:`Group.read`.
+    """
+    graph = fx.Graph()
+    made: dict[fx.Node, fx.Node] = {}
+    inputs = list(dict.fromkeys([*group.written(), *group.read()]))
+    for position, node in enumerate(inputs):
+        made[node] = graph.placeholder(f"x{position}")
+        made[node].meta = {"val": _value(node)}
+
+    def copied(node: fx.Node) -> fx.Node:
+        if node not in made:
+            sources = {each: copied(each) for each in node.all_input_nodes}
+            made[node] = graph.node_copy(node, sources.__getitem__)
+        return made[node]
+
+    for target in (target for member in group.members for target in member.targets):
+        copied(target)
+    graph.output(())
+    places = {node: position for position, node in enumerate(inputs)}
+    module = compat.late_module(torch.nn.Module(), graph)
+    return module, [places[node] for node in group.written()], [places[node] for node in group.read()]
+
+
+def _cancel_views(graph: fx.Graph) -> None:
+    """Replaces a view that is the same as what it is a view of, such as a transpose of a transpose."""
+    results = set(graph.output_node().all_input_nodes)
+    replaced = []
+    for node in list(graph.nodes):
+        chain: list[fx.Node] = []
+        source = node
+        while isinstance(source.target, compat.OpOverload) and source.target in _VIEWS:
+            chain.insert(0, source)
+            source = source.args[0]  # type: ignore[assignment]
+            if node not in results and len(chain) > 1 and _is_identity(source, chain):
+                node.replace_all_uses_with(source)
+                replaced.append(node)
+                break
+    _erase(graph, replaced)
+
+
+_VIEWS = (aten.permute.default, aten.view.default, aten._unsafe_view.default, aten.alias.default, aten.t.default)
+
+
+def _is_identity(source: fx.Node, chain: Sequence[fx.Node]) -> bool:
+    """Returns True if views of views of a value have its elements in its order, whatever its strides are."""
+    if not is_static(_value(source)) or _value(source).shape != _value(chain[-1]).shape:
+        return False
+    rows = torch.empty(_value(source).shape, device="meta")
+    seen = rows
+    for node in chain:
+        seen = node.target(seen, *node.args[1:])  # type: ignore[operator]
+    return seen.stride() == rows.stride()
+
+
+def _value(node: Any) -> Any:
+    return node.meta.get("val")
+
+
+def _is_tensor(node: Any) -> bool:
+    value = _value(node)
+    return isinstance(value, torch.Tensor) and value.layout == torch.strided and value.dtype in DTYPES
+
+
+def _packed_index(node: fx.Node, names: dict[fx.Node, str]) -> int | None:
+    """Returns which element of the scalar buffer a node is."""
+    if node.target is not aten.select.int or names.get(node.args[0]) != "packed":  # type: ignore[arg-type]
+        return None
+    return int(node.args[2])  # type: ignore[arg-type]
+
+
+def _in_order(groups: list[Group], written: set[fx.Node]) -> list[Group]:
+    """Returns the groups that may run one after the other behind the graph, in their order.
+
+    Args:
+        groups: the groups.
+        written: all placeholders that the graph writes, together with the groups.
+    """
+    while True:
+        order = _readers_first(groups)
+        by_graph = written - {node for group in order for node in group.written()}
+        kept = [group for group in order if not group.foreign() & by_graph]
+        if len(kept) == len(groups):
+            return kept
+        groups = kept
+
+
+def _readers_first(groups: list[Group]) -> list[Group]:
+    """Returns the groups so that each comes before those that write what it reads; without those of a cycle."""
+    order: list[Group] = []
+    left = list(groups)
+    while left:
+        read = set[fx.Node]().union(*(group.foreign() for group in left))
+        free = [group for group in left if not read & set(group.written())]
+        if not free:
+            break
+        order += free
+        left = [group for group in left if read & set(group.written())]
+    return order
+
+
+class _Finder:
+    """Finds what can be taken out of a graph.
+
+    Attributes:
+        written: the placeholders that the graph writes.
+    """
+
+    def __init__(self, graph: FunctionalGraph) -> None:
+        self._nodes = list(graph.module.graph.nodes)
+        self._index = {node: i for i, node in enumerate(self._nodes)}
+        self._device = graph.device
+        placeholders = [node for node in self._nodes if node.op == "placeholder"]
+        self._names = dict(zip(placeholders, graph.feeds, strict=True))
+        self._in_tail = {str(name) for call in graph.tail for name in _names((call.args, tuple(call.kwargs.values())))}
+        self._results = set(graph.module.graph.output_node().all_input_nodes)
+        later = {target for target, _ in graph.deferred_copies}
+        self.written = {written for node in self._nodes for written in written_args(node)}
+        self.written |= {node for node, name in self._names.items() if name in later}
+        self._shown = {_origin(node) for node in self._results}
+        """Inputs of which a result of the graph is, or may become, another name."""
+        self._copies = [node for node in self._nodes if self._is_target(node)]
+        self._inside: dict[fx.Node, tuple[str, tuple[Any, ...]]] = {}
+        """What only updates use, with its operation."""
+        self._ancestors: dict[fx.Node, set[fx.Node]] = {}
+        self._find_inside()
+
+    def _is_target(self, node: fx.Node) -> bool:
+        """Returns True for a node that writes a dense tensor of fixed size which nothing but this graph has."""
+        if node.target is not aten.copy_.default or node.args[0] not in self._names:
+            return False
+        target, source = node.args[:2]
+        name = self._names[target]  # type: ignore[index]
+        if not name.startswith("a") or name in self._in_tail or target in self._shown or not _is_tensor(source):
+            return False
+        kept, new = _value(target), _value(source)
+        if not _is_tensor(target) or kept.device != self._device or not is_static(kept) or not is_dense(kept):
+            return False
+        return bool(kept.numel()) and (new.shape == kept.shape or not new.dim())
+
+    def _find_inside(self) -> None:
+        targets = set(self._copies)
+        for node in reversed(self._nodes):
+            if node in self._results or not node.users or not _is_tensor(node) or _value(node).device != self._device:
+                continue
+            operation = operation_of(node)
+            shape = _value(node).shape
+            if operation is not None and all(
+                (user in targets or user in self._inside) and shape in (_value(user).shape, ()) for user in node.users
+            ):
+                self._inside[node] = operation
+
+    def connected(self) -> Iterator[list[fx.Node]]:
+        """Yields the ``copy_`` nodes whose new values have intermediate results in common."""
+        owner: dict[fx.Node, int] = {}
+        parts: dict[int, list[fx.Node]] = {}
+        for number, target in enumerate(self._copies):
+            shared = [node for node in self._own(target) if _value(node).dim()]
+            joined = {owner[node] for node in shared if node in owner}
+            parts[number] = [each for other in sorted(joined) for each in parts.pop(other)] + [target]
+            owner.update((node, number) for node in shared)
+            owner.update([(node, number) for node, other in owner.items() if other in joined] if joined else [])
+        yield from parts.values()
+
+    def _own(self, target: fx.Node) -> list[fx.Node]:
+        """Returns the nodes inside from which a new value is computed."""
+        found: dict[fx.Node, None] = {}
+        waiting = [target.args[1]]
+        while waiting:
+            node = waiting.pop()
+            if isinstance(node, fx.Node) and node in self._inside and node not in found:
+                found[node] = None
+                waiting += node.all_input_nodes
+        return list(found)
+
+    def member(self, targets: list[fx.Node]) -> tuple[Expression, Member] | None:
+        """Returns the expression of connected updates; ``None`` if they must stay in the graph."""
+        targets = sorted(targets, key=self._index.__getitem__)
+        writer = _ExpressionWriter(self._inside, _value(targets[0].args[0]))
+        expression = writer.expression(targets)
+        leaves = tuple(writer.leaves)
+        if expression is None or not all(map(self._may_be_read, leaves)) or self._is_fused_elsewhere(leaves):
+            return None
+        return expression, Member(tuple(targets), leaves)
+
+    def _may_be_read(self, leaf: fx.Node) -> bool:
+        """Returns True for an input, an element of the scalar buffer, or a value with memory of its own."""
+        if _packed_index(leaf, self._names) is not None:
+            return True
+        if leaf in self._names:
+            return self._names[leaf].startswith("a") and self._names[leaf] not in self._in_tail
+        return leaf.op == "call_function" and _origin(leaf) not in self._names
+
+    def _is_fused_elsewhere(self, leaves: Sequence[fx.Node]) -> bool:
+        """Returns True if Inductor can compute the update in the kernel that computes what it reads.
+
+        It cannot where the update reads another value too that depends on the first, such as the norm of all gradients.
+        """
+        made = [leaf for leaf in leaves if leaf not in self._names and _packed_index(leaf, self._names) is None]
+        own = [leaf for leaf in made if _value(leaf).dim() and not _is_of_library(leaf)]
+        return any(not any(leaf in self._before(other) for other in made if other is not leaf) for leaf in own)
+
+    def _before(self, node: fx.Node) -> set[fx.Node]:
+        """Returns what a node depends on."""
+        if node not in self._ancestors:
+            found: set[fx.Node] = set()
+            waiting = [node]
+            while waiting:
+                for each in waiting.pop().all_input_nodes:
+                    if each not in found:
+                        found.add(each)
+                        waiting.append(each)
+            self._ancestors[node] = found
+        return self._ancestors[node]
+
+
+class _ExpressionWriter:
+    """Writes the expression of one member.
+
+    Attributes:
+        leaves: what is read, in the order of the slots.
+    """
+
+    def __init__(self, inside: dict[fx.Node, tuple[str, tuple[Any, ...]]], like: torch.Tensor) -> None:
+        self._inside, self._like = inside, like
+        self.leaves: list[fx.Node] = []
+        self._steps: list[tuple[str, tuple[Any, ...], torch.dtype]] = []
+        self._places: dict[fx.Node, Operand | _Place] = {}
+        self._fits = True
+
+    def expression(self, targets: Sequence[fx.Node]) -> Expression | None:
+        """Returns the expression; ``None`` if tensors have other layouts than the first."""
+        values = [_value(target.args[0]) for target in targets]
+        results = [self._place(target.args[1]) for target in targets]
+        if not self._fits or not all(map(self._has_its_layout, values)):
+            return None
+        slots = tuple(Slot(_value(leaf).dtype, self._is_number(leaf)) for leaf in self.leaves)
+        steps = tuple(Step(name, tuple(map(self._operand, given)), dtype) for name, given, dtype in self._steps)
+        return Expression(slots, steps, tuple(map(self._operand, results)), tuple(value.dtype for value in values))
+
+    def _place(self, argument: Any) -> Operand | _Place:
+        if not isinstance(argument, fx.Node):
+            return str(argument)  # a literal
+        if argument not in self._places:
+            self._places[argument] = self._placed(argument)
+        return self._places[argument]
+
+    def _placed(self, node: fx.Node) -> Operand | _Place:
+        constant = literal_constant(node)
+        if constant is not None:
+            return constant
+        if node not in self._inside:
+            self._fits &= _is_tensor(node) and (self._is_number(node) or self._has_its_layout(_value(node)))
+            self.leaves.append(node)
+            return _Place(False, len(self.leaves) - 1)
+        name, arguments = self._inside[node]
+        given = tuple(self._place(each) for each in arguments)
+        dtype = _value(node).dtype
+        if name == "cast" and self._dtype(given[0]) == dtype:
+            return given[0]
+        self._steps.append((name, given, dtype))
+        return _Place(True, len(self._steps) - 1)
+
+    def _dtype(self, place: Operand | _Place) -> torch.dtype | None:
+        if not isinstance(place, _Place):
+            return None
+        return self._steps[place.index][2] if place.is_step else _value(self.leaves[place.index]).dtype
+
+    def _operand(self, place: Operand | _Place) -> Operand:
+        if isinstance(place, _Place):
+            return place.index + len(self.leaves) * place.is_step
+        return place
+
+    def _is_number(self, node: fx.Node) -> bool:
+        return not _value(node).dim() and bool(self._like.dim())
+
+    def _has_its_layout(self, value: torch.Tensor) -> bool:
+        if value.device != self._like.device or value.shape != self._like.shape or not is_static(value):
+            return False
+        pairs = zip(value.shape, value.stride(), self._like.stride(), strict=True)
+        return all(size == 1 or one == other for size, one, other in pairs)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A value whose index is known when all slots are.
+
+    Attributes:
+        is_step: it is the result of a step, else a slot.
+        index: which one.
+    """
+
+    is_step: bool
+    index: int
+
+
+def _names(value: Any) -> list[Name]:
+    """Returns the names in nested arguments."""
+    if isinstance(value, Name):
+        return [value]
+    return [name for item in value for name in _names(item)] if isinstance(value, (list, tuple)) else []
+
+
+def _origin(node: fx.Node) -> fx.Node:
+    """Returns the node that a value is a view of, or may be after operations without effect are removed."""
+    while isinstance(node.target, compat.OpOverload) and (
+        node.target.is_view or node.target in (aten.clone.default, aten.copy.default, aten._to_copy.default)
+    ):
+        source = node.args[1] if node.target is aten.copy.default else node.args[0]
+        if not isinstance(source, fx.Node):
+            break
+        node = source
+    return node
+
+
+def _is_of_library(node: fx.Node) -> bool:
+    """Returns True if a value is computed by a kernel that Inductor does not generate, or scatters."""
+    node = _origin(node)
+    while node.target is operator.getitem:
+        node = node.args[0]  # type: ignore[assignment]
+    target = node.target
+    if not isinstance(target, compat.OpOverload):
+        return False
+    return target.namespace not in ("aten", "prims") or target._schema.name.startswith(_LIBRARY)

@@ -31,15 +31,8 @@ aten = torch.ops.aten
 FEWEST = 2
 """Tensors of a group."""
 
-_LIBRARY = (
-    "aten::mm",
-    "aten::addmm",
-    "aten::bmm",
-    "aten::baddbmm",
-    "aten::conv",
-    "aten::_scaled_dot",
-    "aten::index_put",
-)
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "conv", "_scaled_dot")
+_LIBRARY = tuple(f"aten::{name}" for name in (*_PRODUCTS, "index_put", "_amp_foreach"))
 """Beginnings of the names of operators into whose kernels Inductor fuses nothing that follows."""
 
 

@@ -79,6 +79,10 @@ class CudaGraphRecord:
         plain: calls that launched kernel by kernel, by reason.
         memory: bytes of results in the CUDA graphs that exist.
         refused: why nothing is recorded; empty if it is.
+        kernels: Triton kernels that a call launches, all at once if it is replayed.
+        library_calls: operators of libraries among its launches; each launches one kernel or several.
+        updates: operations behind the graph, such as a fused optimizer, among its launches.
+        reserved: bytes that the device's allocator reserved while CUDA graphs were recorded.
     """
 
     replays: int = 0
@@ -86,6 +90,10 @@ class CudaGraphRecord:
     plain: dict[str, int] = field(default_factory=dict)
     memory: int = 0
     refused: str = ""
+    kernels: int = 0
+    library_calls: int = 0
+    updates: int = 0
+    reserved: int = 0
 
     def ran_plainly(self, reason: str) -> None:
         """Counts a call that launched kernel by kernel."""
@@ -425,7 +433,14 @@ def _overview(report: StepReport) -> list[Block]:
         blocks.append(Block("compared with eager", columns, rows))
     graphs = [(str(c.index), *_replayed(c.cuda_graph)) for c in report.captures if c.cuda_graph is not None]
     if graphs:
-        columns = ("#", "replayed", "recorded", "launched kernel by kernel", "results, MiB")
+        columns = (
+            "#",
+            "replayed",
+            "recorded",
+            "a call launches",
+            "launched kernel by kernel",
+            "results, reserved, MiB",
+        )
         blocks.append(Block("CUDA graphs", columns, graphs))
     communication = report.communication if report._whole is None else []
     if communication:
@@ -477,7 +492,10 @@ def _details(report: StepReport) -> list[Block]:
 def _replayed(graph: CudaGraphRecord) -> tuple[str, ...]:
     """Returns the cells of the table of CUDA graphs."""
     plain = _pairs(graph.plain, "{}") or graph.refused or "-"
-    return str(graph.replays), str(graph.recordings), plain, _mebibytes(graph.memory)
+    numbers = {"kernels": graph.kernels, "library calls": graph.library_calls, "updates": graph.updates}
+    launches = ", ".join(f"{count} {what}" for what, count in numbers.items() if count) or "-"
+    memory = f"{_mebibytes(graph.memory)}, {_mebibytes(graph.reserved)}"
+    return str(graph.replays), str(graph.recordings), launches, plain, memory
 
 
 def _collectives(records: Sequence[CommunicationRecord]) -> list[tuple[str, ...]]:

@@ -176,6 +176,7 @@ from sidefx_train.torch_compat.inductor.cpp_toolchain import cpp_link_flags as c
 from sidefx_train.torch_compat.inductor.cpp_toolchain import precompiles_headers as precompiles_headers
 from sidefx_train.torch_compat.inductor.cpp_toolchain import quick_vector_probes as quick_vector_probes
 from sidefx_train.torch_compat.inductor.cpp_toolchain import torch_build as torch_build
+from sidefx_train.torch_compat.inductor.launches import launches_of as launches_of
 from sidefx_train.torch_compat.inductor.lowerings import DISPATCH_FUNCTION as DISPATCH_FUNCTION
 from sidefx_train.torch_compat.inductor.lowerings import KERNEL_FUNCTION as KERNEL_FUNCTION
 from sidefx_train.torch_compat.inductor.lowerings import call_composite as call_composite

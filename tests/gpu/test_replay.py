@@ -24,6 +24,8 @@ def replayed(between: Any, **options: Any) -> Training:
 
 def test_losses_that_are_kept_stay_right():
     training, kept, _ = both(lambda training, call: None, "cuda", 1e-3)
+    graph = training.graph
+    assert graph.kernels and graph.library_calls and graph.updates, "the fused update is one of them"
     assert training.graph.replays >= len(BATCHES) - 2
     assert len({loss.data_ptr() for loss in kept[1::2]}) == len(BATCHES)
 

@@ -16,6 +16,7 @@ from sidefx_train.compile.functionalization.functionalize import functionalize
 from sidefx_train.compile.gpu.multi_tensor import Expression, MultiTensorUpdate, Slot, Step, tables_of_recording
 from sidefx_train.compile.gpu.section import Section
 from sidefx_train.compile.gpu.simulation import compile_update, place
+from sidefx_train.compile.gpu.simulation.kernels import SimulatedKernel
 from sidefx_train.compile.gpu.simulation.recorder import HostRecorder, StaleAddress
 from sidefx_train.compile.gpu.static_replay import StaticReplay
 from sidefx_train.compile.graph.artifacts import FunctionalGraph
@@ -284,9 +285,13 @@ def chosen(monkeypatch):
     monkeypatch.setattr(autotune, "timings", lambda tasks: {key: {"Inductor": 2.0, "one kernel": 1.0} for key in tasks})
 
 
-def test_a_whole_step(chosen):
+def test_a_whole_step(chosen, monkeypatch):
+    launched, run = [], SimulatedKernel.run
+    monkeypatch.setattr(SimulatedKernel, "run", lambda kernel, *a, **k: (launched.append(kernel), run(kernel, *a, **k)))
     step = simulated(partial(trained, "AdamW"), rtol=1e-4, atol=1e-5)
     (graph,) = step.graphs
+    kernels, library_calls = compat.launches_of(graph.executable.sources["inductor"])
+    assert (3 * kernels, library_calls) == (len(launched), 5), "products of two layers and of their derivatives"
     assert graph.executable.sources["runner"].count("update0(") == 1
     assert len(graph.executable.choices) == 1
 

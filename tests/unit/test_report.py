@@ -7,7 +7,7 @@ import json
 from rich.console import Console
 
 from sidefx_train.errors import Location
-from sidefx_train.report import ChoiceRecord, GuardRecord, StepReport
+from sidefx_train.report import ChoiceRecord, CudaGraphRecord, GuardRecord, StepReport
 
 HERE = Location("train.py", 12, "step")
 
@@ -71,6 +71,15 @@ def test_a_caveat_of_a_capture_is_shown_at_once():
     report.record_capture(caveats=["assumes conditions on tensors"], notes=["tiny step"])
     assert "assumes conditions" in str(report) and "tiny step" not in str(report), str(report)
     assert "tiny step" in report.details(), report.details()
+
+
+def test_what_a_replay_launches_is_shown():
+    report = StepReport()
+    graph = CudaGraphRecord(replays=7, recordings=1, plain={"first call": 1}, memory=2**20, reserved=2**22)
+    graph.kernels, graph.library_calls = 12, 5
+    report.record_capture(cuda_graph=graph)
+    (row,) = [line for line in str(report).splitlines() if "12 kernels, 5 library calls" in line]
+    assert "first call 1" in row and "1.0, 4.0" in row, str(report)
 
 
 def test_html_has_tables_and_no_markup_of_the_users():

@@ -236,6 +236,9 @@ def _executable(
     lowered: Lowered, traced: TracedGraph, config: CompileConfig, clock: Clock, key: str | None
 ) -> Executable:
     recorded, replays = replaying(lowered.plan, lowered.graph, config) if lowered.graph is not None else (None, None)
+    if replays is not None:
+        replays.kernels, replays.library_calls = compat.launches_of(lowered.sources["inductor"])
+        replays.updates = len(lowered.plan.tail) + len(lowered.plan.deferred_copies)
     run, text = generate(
         lowered.plan,
         lowered.call,

@@ -87,6 +87,10 @@ class CudaDevice:
             raise
         return results
 
+    def reserved(self) -> int:
+        """Returns how many bytes torch's allocator has reserved on the device."""
+        return torch.cuda.memory_reserved(self._device)
+
     def is_recording(self) -> bool:
         """Returns True if the program records what is launched, in a CUDA graph of its own."""
         return torch.cuda.is_current_stream_capturing()

@@ -46,6 +46,9 @@ class Device(Protocol):
             RuntimeError: something in it cannot be recorded; the device stays usable.
         """
 
+    def reserved(self) -> int:
+        """Returns how many bytes are reserved for tensors, and for those of recordings."""
+
     def is_recording(self) -> bool:
         """Returns True if the program records what is launched."""
 

@@ -169,6 +169,7 @@ class StaticReplay:
             return self._plainly(args, "compared with the captured graph")
         if self._device.is_recording():
             return self._plainly(args, "the program records the step itself")
+        reserved = self._device.reserved()
         try:
             recording = Recording(self._run, self._section, args, self._device, self._gradients, self._pool)
         except Exception as error:  # the report says so
@@ -176,6 +177,7 @@ class StaticReplay:
             return self._plainly(args, self.record.refused)
         self._recordings[key] = recording
         self.record.recordings += 1
+        self.record.reserved += max(0, self._device.reserved() - reserved)
         self.record.memory += recording.memory
         while len(self._recordings) > 1 and (len(self._recordings) > self._limit or self.record.memory > self._memory):
             self._drop(next(iter(self._recordings)))

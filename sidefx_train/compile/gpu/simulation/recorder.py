@@ -132,7 +132,7 @@ class HostRecorder:
     """
 
     def __init__(self) -> None:
-        self.recordings = self.epoch = 0
+        self.recordings = self.epoch = self._reserved = 0
         self._shared: weakref.WeakSet[RecordedCalls] = weakref.WeakSet()
 
     def new_pool(self) -> weakref.WeakSet[RecordedCalls]:
@@ -153,7 +153,12 @@ class HostRecorder:
             for whole, contents in recorder.saved.values():
                 whole.copy_(contents)
         self.recordings += 1
+        self._reserved += sum(memory.nbytes for memory in recorder.own.values())
         return RecordedCalls(recorder, self._shared if pool is None else pool), results
+
+    def reserved(self) -> int:
+        """Returns the bytes of all tensors of recordings."""
+        return self._reserved
 
     def is_recording(self) -> bool:
         """Returns False: nothing else records operators of the host."""

@@ -230,3 +230,35 @@ def test_a_function_that_the_step_decorates(decorator):
     for _ in range(3):
         x = torch.randn(2, 4)
         assert torch.equal(compiled(x), step(x))
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(
+    "context",
+    [
+        torch.autograd.graph.allow_mutation_on_saved_tensors,
+        lambda: torch.backends.mkldnn.flags(enabled=False),
+        lambda: torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone),
+    ],
+    ids=["allow_mutation_on_saved_tensors", "mkldnn flags", "saved_tensors_hooks"],
+)
+def test_a_break_inside_a_context_of_torch_that_runs_natively(context):
+    """Regression: a capture that stopped inside left a mode, and a flag of torch that made the eager step raise."""
+
+    def states():
+        modes = torch._C._len_torch_dispatch_stack(), torch.autograd.graph._allow_mutation_on_saved_tensors_enabled
+        return *modes, torch._C._get_mkldnn_enabled()
+
+    before = states()
+
+    def after(loss, log, state):
+        scale = torch.ones(1, requires_grad=True)
+        with context():
+            scaled = (loss * scale).exp()
+            log.append(outside(loss))
+            scaled.backward()
+        log.append(states())
+        return scale.grad
+
+    parity(trained(after), whole=False, captures=None)
+    assert states() == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
 import traceback
 import types
@@ -441,7 +442,10 @@ class Calls:
             if any(type(value) is torch.SymFloat for value in (*args, *kwargs.values())):
                 fn, args, kwargs = self.tracer.proxy_mode.probes.given_to(fn, args, kwargs)
             if type(fn) is types.FunctionType:
-                return deferred_warnings.call_watched(self.world, fn, args, kwargs)
+                made = deferred_warnings.call_watched(self.world, fn, args, kwargs)
+                if fn.__code__.co_flags & inspect.CO_GENERATOR:
+                    self.world.native_generators.append(made)
+                return made
             return cpp_warnings.call(self.world, fn, args, kwargs)
         except compat.data_dependent_errors() as error:
             self.world.random_draws.want(inside((args, kwargs)))

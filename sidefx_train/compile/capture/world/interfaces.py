@@ -30,6 +30,7 @@ class CaptureWorldAPI(CaptureContext):
     random_draws: RandomDraws
     reads: Reads
     reentry: Reentry
+    native_generators: list[types.GeneratorType[Any, Any, Any]]
     reentry_callbacks: list[Callable[..., Any]]
     assumptions: dict[Location, None]
     branching: bool

@@ -72,6 +72,7 @@ class TraceWorld(CaptureWorldAPI):
         kept_apart: ids of outside tensors that must not share storage with others, as if they were written.
         hooked: autograd nodes of tensors on which the step registered a hook.
         replayed: by how much replaying views after the graph will increment the version counter of their base.
+        native_generators: generators of torch that run natively: contexts, which are left at the end.
         reentry_callbacks: callbacks that C code calls in place of functions of the step.
         queries: queries of global state.
         random_draws: random numbers that the step draws in Python.
@@ -138,6 +139,7 @@ class TraceWorld(CaptureWorldAPI):
         self.heap.own_key = self.own_key
         self.heap.memory.warn = lambda text: deferred_warnings.warn(self, (text,), {})
         self.reentry = Reentry(self)
+        self.native_generators: list[types.GeneratorType[Any, Any, Any]] = []
         self.reentry_callbacks: list[Callable[..., Any]] = []
         self.queries = Queries(self.heap)
         self.random_draws = RandomDraws(self.heap)
@@ -205,13 +207,16 @@ class TraceWorld(CaptureWorldAPI):
     def ending(self) -> Iterator[None]:
         """Leaves inference mode for a step that stopped inside it, since none of its ``__exit__`` methods runs then.
 
-        Retires shadows whose class has ``__del__``; generators that are still suspended never run again.
+        Retires shadows whose class has ``__del__``; generators that are still suspended never run again, except torch's
+        own, which have run natively: a context of torch is left.
         """
         try:
             yield
         finally:
             compat.on_condition(self.tracer.shape_env, None)  # compiled graphs keep it
             self.interp.close()
+            while self.native_generators:
+                self.native_generators.pop().close()
             self.modes.close()
             self.end_rules()
             for wrapper in self.wrappers.values():

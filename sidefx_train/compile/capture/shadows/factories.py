@@ -108,12 +108,15 @@ def container_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
     source.hooked = cls not in _NO_DEFAULTS
     if issubclass(cls, deque):
         heap.guard("equal", heap.sources.slot(source, "maxlen"), real.maxlen)
-    if issubclass(cls, defaultdict):
-        heap.guard("is", heap.sources.slot(source, "default_factory"), real.default_factory)
     try:
         shadow = empty_like(real)
     except TypeError:
         heap.refuse("SFX104", f"{source.label} is a {cls.__qualname__}, which cannot be copied empty")
+    if issubclass(cls, defaultdict):
+        factory = heap.sources.slot(source, "default_factory")
+        heap.guard("is", factory, real.default_factory)
+        if type(real.default_factory) not in (types.FunctionType, type, types.NoneType):
+            shadow.default_factory = heap.shadow(real.default_factory, factory)
     kind = DictRecord if safe_isinstance(real, dict) else SetRecord if safe_isinstance(real, set) else ListRecord
     record: DictRecord | SetRecord | ListRecord = kind(heap, real, shadow, source, source)
     heap.register(record)
@@ -152,11 +155,16 @@ def builtin_method_shadow(heap: ShadowTableAPI, real: types.BuiltinMethodType, s
 
 
 def method_shadow(heap: ShadowTableAPI, real: types.MethodType, source: Source) -> Any:
-    """Returns a bound method, bound to the shadow of its object."""
+    """Returns a bound method, bound to the shadow of its object; what it calls may be a method, too."""
     heap.guard("type", source, types.MethodType)
-    heap.guard("is", heap.sources.slot(source, "__func__"), real.__func__)
+    function: Any = real.__func__
+    called = heap.sources.slot(source, "__func__")
+    if type(function) is types.FunctionType:
+        heap.guard("is", called, function)
+    else:
+        function = heap.shadow(function, called)
     owner = heap.shadow(real.__self__, heap.sources.slot(source, "__self__"))
-    return heap.register(Record(heap, real, types.MethodType(real.__func__, owner), source))
+    return heap.register(Record(heap, real, types.MethodType(function, owner), source))
 
 
 def _pinned(heap: ShadowTableAPI, real: Any, source: Source) -> Source:

@@ -261,7 +261,7 @@ class Calls:
         if type(owner) is functools._lru_cache_wrapper:
             caches.check_method(self.world, owner, fn.__name__)
         if type(owner) not in CONTAINERS or fn.__name__ not in STORING_METHODS:
-            self._refuse_unshadowed(fn, args)
+            self._refuse_unshadowed(fn, (*args, *kwargs.values()))
         args = self._hashed(fn, owner, args)
         if self._stores_only(fn, owner, args):
             return self.guarded(fn, args, kwargs), args
@@ -406,7 +406,7 @@ class Calls:
 
     def _refuse_unshadowed(self, fn: Any, args: tuple[Any, ...]) -> None:
         """Refuses to pass C code a mutable outside object that has no shadow."""
-        for value in (attribute_of(fn, "__self__"), *args):
+        for value in (fn, attribute_of(fn, "__self__"), *args):
             record = self.heap.by_shadow.get(id(value))
             if record is not None and record.shadow is value and record.unshadowed:
                 kind = type(value).__qualname__

@@ -139,9 +139,9 @@ class Interception:
                 return answer
         file = fn.__code__.co_filename
         if file.endswith(DISABLERS) and file.startswith(TORCH_DIR):
-            inner = getattr(fn, "_torchdynamo_orig_callable", None) or attribute_of(fn, "__wrapped__")
-            if inner is not None:
-                return self.interp.call(inner, args, kwargs)
+            for name in ("_torchdynamo_orig_callable", "__wrapped__"):
+                if getattr(fn, name, None) is not None:  # a method has an outside object: it is read like any attribute
+                    return self.interp.call(self.interp.getattr(fn, name), args, kwargs)
         return ABSENT
 
     def _weak_reference(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

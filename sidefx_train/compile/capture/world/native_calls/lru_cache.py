@@ -94,6 +94,8 @@ def constant_result(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 def _follows(fn: Any) -> bool:
     """Returns True if a function's result depends only on its arguments: it otherwise refers only to definitions."""
+    if type(fn) not in (types.FunctionType, types.BuiltinFunctionType, functools._lru_cache_wrapper):
+        return False  # a method, a partial: it refers to an object
     todo, seen = [fn], set()
     while todo:
         fn = todo.pop()

@@ -11,7 +11,13 @@ from torch.nn import functional as F
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend.autotune import multi_tensor as autotune
-from sidefx_train.compile.backend.passes.multi_tensor_groups import Group, batch, find_groups, update_module
+from sidefx_train.compile.backend.passes.multi_tensor_groups import (
+    Group,
+    batch,
+    find_groups,
+    results_with_own_memory,
+    update_module,
+)
 from sidefx_train.compile.functionalization.functionalize import functionalize
 from sidefx_train.compile.gpu.multi_tensor import Expression, MultiTensorUpdate, Slot, Step, tables_of_recording
 from sidefx_train.compile.gpu.section import Section
@@ -60,17 +66,20 @@ OPTIMIZERS = {
 }
 
 
-def trained(name: str, dtype: torch.dtype = SINGLE) -> Program:
+def trained(name: str, dtype: torch.dtype = SINGLE, keeps_gradients: bool = False) -> Program:
     """Returns a program that clips its gradients, so that no update can be fused with what computes a gradient."""
     model = mlp().to(dtype)
     optimizer, usual = OPTIMIZERS[name](model.parameters()), batches((5, 6), classes=3)
 
     def step(x, y):
+        if keeps_gradients:
+            optimizer.zero_grad()
         loss = F.cross_entropy(model(x).float(), y)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5, foreach=True)
         optimizer.step()
-        optimizer.zero_grad()
+        if not keeps_gradients:
+            optimizer.zero_grad()
         return loss.detach()
 
     def batch_of(index):
@@ -136,8 +145,20 @@ def test_updates_of_an_optimizer_are_one_kernel_and_right_in_float64(name, dtype
     assert len(left.tail) == 1 and left.mutated == graph.mutated
 
 
-def test_the_graph_of_a_measurement_computes_the_same():
-    (group,) = find_groups(functional(trained("AdamW")))
+def test_gradients_that_are_kept_are_clipped_by_the_same_kernel_in_their_memory():
+    graph = functional(trained("SGD", keeps_gradients=True))
+    (group,) = find_groups(graph)
+    assert len(group.members) == 4 and len(group.expression.results) == 3, "parameter, momentum, gradient"
+    left = batch(graph, [group])
+    written = [str(name) for name in left.tail[0].args[0]]
+    assert written[8:] == [str(out.value) for out in left.outputs if str(out.value) in written[8:]]
+    assert len(left.results) == len(graph.results) + 1, "the norm, from which the kernel computes the factor"
+    assert results_with_own_memory(left) == frozenset(range(len(left.results)))
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_the_graph_of_a_measurement_computes_the_same(keeps):
+    (group,) = find_groups(functional(trained("AdamW", keeps_gradients=keeps)))
     module, written, read = update_module(group)
     targets, sources = values_of(group)
     given = dict(zip([*written, *read], [*targets, *sources], strict=True))
@@ -288,7 +309,7 @@ def chosen(monkeypatch):
 def test_a_whole_step(chosen, monkeypatch):
     launched, run = [], SimulatedKernel.run
     monkeypatch.setattr(SimulatedKernel, "run", lambda kernel, *a, **k: (launched.append(kernel), run(kernel, *a, **k)))
-    step = simulated(partial(trained, "AdamW"), rtol=1e-4, atol=1e-5)
+    step = simulated(partial(trained, "AdamW", keeps_gradients=True), rtol=1e-4, atol=1e-5)
     (graph,) = step.graphs
     kernels, library_calls = compat.launches_of(graph.executable.sources["inductor"])
     assert (3 * kernels, library_calls) == (len(launched), 5), "products of two layers and of their derivatives"

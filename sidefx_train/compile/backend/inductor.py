@@ -49,7 +49,7 @@ from sidefx_train.compile.backend.graph_cache import (
 )
 from sidefx_train.compile.backend.pass_list import PassOptions, run_passes
 from sidefx_train.compile.backend.passes.keep_composite_ops import join_complex, kept_composite_ops
-from sidefx_train.compile.backend.passes.multi_tensor_groups import batch
+from sidefx_train.compile.backend.passes.multi_tensor_groups import batch, results_with_own_memory
 from sidefx_train.compile.backend.passes.repeated_regions import Division, find_regions
 from sidefx_train.compile.backend.passes.scatter_add_rows import may_add_rows
 from sidefx_train.compile.backend.passes.separate_results import separate_results
@@ -456,7 +456,7 @@ def _compile(
                 module = compat.inductor_passes(graph.module, finds_attention)
                 if issued(module.graph) != issued(graph.module.graph):
                     raise BackendError("SFX201", "Inductor's passes changed the collectives of the graph")
-                separate_results(module, graph.results, graph.escaping)
+                separate_results(module, graph.results, results_with_own_memory(graph))
                 check_graph("Inductor's passes", module, traced.fake_mode, functional=True)
                 passes = PassOptions(threads, config.autotune == "on", config.deterministic)
                 passed = run_passes(module, traced.fake_mode, passes)

@@ -10,7 +10,8 @@ A gradient that is computed by a kernel of Inductor's keeps its update, which is
 from __future__ import annotations
 
 import operator
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -43,10 +44,17 @@ class Member:
     Attributes:
         targets: the ``copy_`` of each tensor that is written.
         leaves: what is read, in the order of the expression's slots.
+        kept: results of the graph that are computed as well, such as clipped gradients, each with the leaf in whose
+            memory it is stored.
     """
 
     targets: tuple[fx.Node, ...]
     leaves: tuple[fx.Node, ...]
+    kept: tuple[tuple[fx.Node, fx.Node], ...] = ()
+
+    def written(self) -> list[fx.Node]:
+        """Returns what is written, in the order of the expression's results."""
+        return [*(target.args[0] for target in self.targets), *(leaf for _, leaf in self.kept)]  # type: ignore[list-item]
 
 
 @dataclass(frozen=True)
@@ -67,9 +75,9 @@ class Group:
         return tuple(_value(member.targets[0].args[0]).numel() for member in self.members)
 
     def written(self) -> list[fx.Node]:
-        """Returns the placeholders that are written, those of each result one after the other."""
-        count = len(self.expression.results)
-        return [member.targets[i].args[0] for i in range(count) for member in self.members]  # type: ignore[misc]
+        """Returns what is written, that of each result one after the other."""
+        written = [member.written() for member in self.members]
+        return [nodes[i] for i in range(len(self.expression.results)) for nodes in written]
 
     def read(self) -> list[fx.Node]:
         """Returns what is read, slot by slot."""
@@ -108,6 +116,8 @@ def batch(graph: FunctionalGraph, groups: Sequence[Group]) -> FunctionalGraph:
     results: list[Any] = list(output.args[0])  # type: ignore[arg-type]
     placeholders = [node for node in nodes.nodes if node.op == "placeholder"]
     names = dict(zip(placeholders, graph.feeds, strict=True))
+    for kept, leaf in (pair for group in groups for member in group.members for pair in member.kept):
+        results[results.index(kept)] = leaf
 
     def name(node: fx.Node) -> Name:
         packed = _packed_index(node, names)
@@ -128,6 +138,15 @@ def batch(graph: FunctionalGraph, groups: Sequence[Group]) -> FunctionalGraph:
     graph.module.recompile()
     values = tuple(node.meta.get("val") if isinstance(node, fx.Node) else node for node in results)
     return replace(graph, results=values, tail=(*graph.tail, *calls))
+
+
+def results_with_own_memory(graph: FunctionalGraph) -> frozenset[int]:
+    """Returns the positions of results that may share memory with nothing: the program gets them, or updates write
+    results, and read others."""
+    calls = [call for call in graph.tail if call.op is MULTI_TENSOR_UPDATE]
+    results = {name.text for call in calls for name in _names(call.args) if name.text[0] == "r"}
+    writes = any(name.text[0] == "r" for call in calls for name in call.args[0])
+    return graph.escaping | {int(name[1:]) for name in results if writes}
 
 
 def _erase(graph: fx.Graph, targets: Sequence[fx.Node]) -> None:
@@ -160,8 +179,12 @@ def update_module(group: Group) -> tuple[fx.GraphModule, list[int], list[int]]:
             made[node] = graph.node_copy(node, sources.__getitem__)
         return made[node]
 
-    for target in (target for member in group.members for target in member.targets):
-        copied(target)
+    for member in group.members:
+        for target in member.targets:
+            copied(target)
+        for kept, leaf in member.kept:
+            write = graph.call_function(aten.copy_.default, (made[leaf], copied(kept)))
+            write.meta = {"val": _value(leaf)}
     graph.output(())
     places = {node: position for position, node in enumerate(inputs)}
     module = compat.late_module(torch.nn.Module(), graph)
@@ -259,7 +282,9 @@ class _Finder:
         placeholders = [node for node in self._nodes if node.op == "placeholder"]
         self._names = dict(zip(placeholders, graph.feeds, strict=True))
         self._in_tail = {str(name) for call in graph.tail for name in _names((call.args, tuple(call.kwargs.values())))}
-        self._results = set(graph.module.graph.output_node().all_input_nodes)
+        results = list(graph.module.graph.output_node().args[0])  # type: ignore[arg-type]
+        self._results = {node for node in results if isinstance(node, fx.Node)}
+        self._only_shown = {results[i] for i in _only_shown(graph) if results.count(results[i]) == 1}
         later = {target for target, _ in graph.deferred_copies}
         self.written = {written for node in self._nodes for written in written_args(node)}
         self.written |= {node for node, name in self._names.items() if name in later}
@@ -269,6 +294,7 @@ class _Finder:
         self._inside: dict[fx.Node, tuple[str, tuple[Any, ...]]] = {}
         """What only updates use, with its operation."""
         self._ancestors: dict[fx.Node, set[fx.Node]] = {}
+        self._families: dict[fx.Node, list[fx.Node]] = defaultdict(list)
         self._find_inside()
 
     def _is_target(self, node: fx.Node) -> bool:
@@ -287,12 +313,15 @@ class _Finder:
     def _find_inside(self) -> None:
         targets = set(self._copies)
         for node in reversed(self._nodes):
-            if node in self._results or not node.users or not _is_tensor(node) or _value(node).device != self._device:
+            users = [user for user in node.users if user.op != "output"]
+            if not users or not _is_tensor(node) or _value(node).device != self._device:
+                continue
+            if node in self._results and node not in self._only_shown:
                 continue
             operation = operation_of(node)
             shape = _value(node).shape
             if operation is not None and all(
-                (user in targets or user in self._inside) and shape in (_value(user).shape, ()) for user in node.users
+                (user in targets or user in self._inside) and shape in (_value(user).shape, ()) for user in users
             ):
                 self._inside[node] = operation
 
@@ -322,12 +351,43 @@ class _Finder:
     def member(self, targets: list[fx.Node]) -> tuple[Expression, Member] | None:
         """Returns the expression of connected updates; ``None`` if they must stay in the graph."""
         targets = sorted(targets, key=self._index.__getitem__)
+        own = {node for target in targets for node in self._own(target)}
+        shown = sorted(own & self._results, key=self._index.__getitem__)
         writer = _ExpressionWriter(self._inside, _value(targets[0].args[0]))
-        expression = writer.expression(targets)
+        expression = writer.expression(targets, shown)
         leaves = tuple(writer.leaves)
         if expression is None or not all(map(self._may_be_read, leaves)) or self._is_fused_elsewhere(leaves):
             return None
-        return expression, Member(tuple(targets), leaves)
+        kept: list[tuple[fx.Node, fx.Node]] = []
+        for node in shown:
+            free = [
+                leaf for leaf in leaves if leaf not in {leaf for _, leaf in kept} and self._may_hold(leaf, node, own)
+            ]
+            if not free:
+                return None
+            kept.append((node, free[0]))
+        return expression, Member(tuple(targets), leaves, tuple(kept))
+
+    def _may_hold(self, leaf: fx.Node, result: fx.Node, own: set[fx.Node]) -> bool:
+        """Returns True if nothing reads a leaf's memory behind the graph but this update, and a result fits in it."""
+        one, other, base = _value(leaf), _value(result), _origin(leaf)
+        if leaf.op != "call_function" or _packed_index(leaf, self._names) is not None:
+            return False
+        if (one.dtype, one.shape, one.stride()) != (other.dtype, other.shape, other.stride()):
+            return False
+        if _value(base).numel() != one.numel() or not _has_own_memory(base):
+            return False
+        family = self._views_of(base)
+        behind = {user for node in family for user in node.users if user in self._inside or user in self._copies}
+        return behind <= own and not self._results & set(family) - own and leaf not in self._results
+
+    def _views_of(self, base: fx.Node) -> list[fx.Node]:
+        """Returns the nodes that may share a value's memory, and the value."""
+        if not self._families:
+            for node in self._nodes:
+                if _is_tensor(node):
+                    self._families[_origin(node)].append(node)
+        return self._families[base]
 
     def _may_be_read(self, leaf: fx.Node) -> bool:
         """Returns True for an input, an element of the scalar buffer, or a value with memory of its own."""
@@ -374,10 +434,15 @@ class _ExpressionWriter:
         self._places: dict[fx.Node, Operand | _Place] = {}
         self._fits = True
 
-    def expression(self, targets: Sequence[fx.Node]) -> Expression | None:
-        """Returns the expression; ``None`` if tensors have other layouts than the first."""
-        values = [_value(target.args[0]) for target in targets]
-        results = [self._place(target.args[1]) for target in targets]
+    def expression(self, targets: Sequence[fx.Node], shown: Sequence[fx.Node]) -> Expression | None:
+        """Returns the expression; ``None`` if tensors have other layouts than the first.
+
+        Args:
+            targets: the ``copy_`` of each tensor that is written.
+            shown: values that are results as well.
+        """
+        values = [*(_value(target.args[0]) for target in targets), *map(_value, shown)]
+        results = [self._place(node) for node in (*(target.args[1] for target in targets), *shown)]
         if not self._fits or not all(map(self._has_its_layout, values)):
             return None
         slots = tuple(Slot(_value(leaf).dtype, self._is_number(leaf)) for leaf in self.leaves)
@@ -457,6 +522,25 @@ def _origin(node: fx.Node) -> fx.Node:
             break
         node = source
     return node
+
+
+def _only_shown(graph: FunctionalGraph) -> list[int]:
+    """Returns the positions of results that nothing reads but the program, once each."""
+    others = [*graph.late, *(name for _, name in graph.deferred_copies), *(str(flag) for *_, flag in graph.counters)]
+    others += [str(name) for call in graph.tail for name in _names((call.args, tuple(call.kwargs.values())))]
+    others += [graph.report or ""]
+    read = set(re.findall(r"\br\d+\b", "\n".join(others)))
+    shown = Counter(str(out.value) for out in graph.outputs if out.kind == "result" and str(out.value)[0] == "r")
+    named = {str(out.value) for out in graph.outputs if out.kind != "result" and isinstance(out.value, Name)}
+    return [int(name[1:]) for name, count in shown.items() if count == 1 and name not in read | named]
+
+
+def _has_own_memory(node: fx.Node) -> bool:
+    """Returns False for an item of several that share memory, such as one of a split."""
+    if node.target is not operator.getitem:
+        return True
+    target = node.args[0].target  # type: ignore[union-attr]
+    return isinstance(target, compat.OpOverload) and not any(each.alias_info for each in target._schema.returns)
 
 
 def _is_of_library(node: fx.Node) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from sidefx_train import torch_compat as compat
@@ -349,3 +351,28 @@ def test_whole_steps_that_a_scaler_skips(chosen):
 
     step = simulated(make, steps=6, rtol=1e-4, atol=1e-5, eager=1)
     assert "update0(" in step.graphs[-1].executable.sources["runner"]
+
+
+@pytest.mark.slow
+def test_averages_of_weights_counters_and_clipped_values_are_part_of_it(chosen):
+    def make() -> Program:
+        layers = [nn.Linear(6, 6, bias=False), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 6, bias=False)]
+        model = nn.Sequential(*layers, nn.BatchNorm1d(6), nn.Linear(6, 3))
+        average, optimizer = copy.deepcopy(model), torch.optim.NAdam(model.parameters(), foreach=True)
+
+        def step(x, y):
+            optimizer.zero_grad(set_to_none=False)
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            nn.utils.clip_grad_value_(model.parameters(), 0.05)
+            optimizer.step()
+            with torch.no_grad():
+                for kept, weight in zip(average.parameters(), model.parameters(), strict=True):
+                    kept.lerp_(weight, 0.1)
+            return loss.detach()
+
+        return Program(step, batches((5, 6), classes=3), (model, optimizer, average))
+
+    step = simulated(make, rtol=1e-3, atol=1e-4, captures=2)
+    runner = step.graphs[-1].executable.sources["runner"]
+    assert "update0(" in runner and "update1(" in runner, "counters of layers, and weights"

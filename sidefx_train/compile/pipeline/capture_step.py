@@ -256,6 +256,7 @@ class CaptureRun:
             raise CaptureFailed("SFX204", "the step took another path the second time", point.location, None)
         if world.modes.entered:
             world.heap.refuse("SFX111", "stops inside a TorchDispatchMode")
+        world.functions.check_left()
         modes.keep(world, self.state_check)
         world.locks.settle()
         world.context.settle()

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sidefx_train import torch_compat as compat
@@ -23,13 +22,6 @@ if TYPE_CHECKING:
 
 _LAZY = "_lazy_init_old_dispatch_mode_flags"
 """Method of a mode that creates attributes when it is first entered, in recent torch."""
-
-
-@registry.intercept_method(TorchFunctionMode, "__enter__")
-def _enter_function_mode(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if type(args[0]).__module__ == "torch.utils._device":
-        return ABSENT
-    world.heap.refuse("SFX111", f"enters {type(args[0]).__qualname__}, a TorchFunctionMode")
 
 
 @registry.intercept_method(torch.inference_mode, "__enter__")

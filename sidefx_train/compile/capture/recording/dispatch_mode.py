@@ -75,6 +75,7 @@ class RepeatingMode(compat.RecordingMode):
         observer: called with each operation and its arguments, if set.
         probes: stand for changing numbers whose values C++ code reads.
         differentiated: name of a tensor subclass whose operators autograd has recorded; empty if there is none.
+        depth: how many operators are being recorded, one inside another.
         cursors: next draw to repeat, by device type; absent while new numbers are drawn.
     """
 
@@ -86,6 +87,7 @@ class RepeatingMode(compat.RecordingMode):
         self.probes = Probes(tracer)
         self.observer: Any = None
         self.differentiated = ""
+        self.depth = 0
         self._wrapper_depth = 0
         self._lines: dict[int, Location | None] = {}  # by sequence number of the autograd node
 
@@ -109,6 +111,13 @@ class RepeatingMode(compat.RecordingMode):
             self.cursors.pop(kind, None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.depth += 1
+        try:
+            return self._dispatch(func, types, args, kwargs)
+        finally:
+            self.depth -= 1
+
+    def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if compat.has_dtensor(types):
             return self._dispatch_dtensors(func, args, kwargs or {})
         if any(map(compat.is_wrapper_class, types)):

@@ -32,6 +32,7 @@ from sidefx_train.compile.capture.world.native_calls import (
     class_creation,
     weakref_calls,
 )
+from sidefx_train.compile.capture.world.native_calls.function_overrides import ANSWERED_ATTRIBUTES
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.library_modules import is_library
@@ -315,6 +316,10 @@ class Attributes:
         if type(obj) is types.FrameType and name == "f_back":
             return caller_frames.caller_of(self.world, obj)
         if type(obj) is compat.FakeTensor:
+            if name in ANSWERED_ATTRIBUTES:
+                found = self.world.functions.attribute(obj, name)
+                if found is not ABSENT:
+                    return found
             if name == "data":
                 return self.tracer.data_of(obj)
             if name == "grad":
@@ -346,6 +351,8 @@ class Attributes:
 
     def override_setattr(self, obj: Any, name: str, value: Any) -> bool:
         if type(obj) is compat.FakeTensor:
+            if name in ANSWERED_ATTRIBUTES and self.world.functions.attribute(obj, name, value) is not ABSENT:
+                return True
             if name == "data":
                 self.heap.memory.assign(obj, value)
                 return True

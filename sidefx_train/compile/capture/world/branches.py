@@ -42,6 +42,8 @@ class Branches:
         if safe_isinstance(value, DeferredValue):
             self.heap.refuse("SFX106", "branches on a value that is known only after the step")
         if type(value) is compat.FakeTensor:
+            if self.world.functions.wanted((value,), {}):
+                return self.world.guarded(bool, (value,), {})
             known = constant_value(self.tracer, value)
             if known is not None:
                 return bool(known)

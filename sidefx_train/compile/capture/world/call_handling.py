@@ -438,6 +438,9 @@ class Calls:
         if self.world.modes.entered and not self.world.modes.in_program:
             with self.world.modes.running(program=True):
                 return self.guarded(fn, args, kwargs)
+        if not self.world.functions.in_program and self.world.functions.wanted((fn, *args), kwargs):
+            with self.world.functions.running(program=True):
+                return self.guarded(fn, args, kwargs)
         try:
             if any(type(value) is torch.SymFloat for value in (*args, *kwargs.values())):
                 fn, args, kwargs = self.tracer.proxy_mode.probes.given_to(fn, args, kwargs)
@@ -519,7 +522,7 @@ class Calls:
             call = alive.reentry_callbacks[number]
             swapped, watch = alive.reentry.swapped, warning_watch.suspend()
             try:
-                with cpp_warnings.untouched_filters(), alive.modes.running(program=False):
+                with cpp_warnings.untouched_filters(), alive.modes.running(False), alive.functions.running(False):
                     answer = alive.reentry.outside(lambda: call(*args, **kwargs)) if swapped else call(*args, **kwargs)
             finally:
                 warning_watch.resume(watch)

@@ -70,6 +70,9 @@ class Interception:
 
     def intercept(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Returns the result of a call; :data:`ABSENT` if it is to be interpreted or run natively."""
+        answer = self.world.functions.call(fn, args, kwargs)
+        if answer is not ABSENT:
+            return answer
         if type(fn) in compat.OPERATORS:  # their Python code only finds the kernel
             handler = registry.INTERCEPTORS.get(type(fn))
             answer = ABSENT if handler is None else handler(self.world, (fn, *args), kwargs)
@@ -96,6 +99,8 @@ class Interception:
             handler = registry.INTERCEPTORS.get(getattr(torch.Tensor, fn.__name__, None))
         elif type(fn.__self__) is compat.ENGINE:
             handler = registry.INTERCEPTORS.get(getattr(compat.ENGINE, fn.__name__, None))
+        elif type(fn.__self__) in compat.FUNCTION_SWITCHES:
+            handler = registry.INTERCEPTORS.get(getattr(type(fn.__self__), fn.__name__))
         else:
             return ABSENT
         return ABSENT if handler is None else handler(self.world, (fn.__self__, *args), kwargs)

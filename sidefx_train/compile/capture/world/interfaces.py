@@ -48,6 +48,7 @@ class CaptureWorldAPI(CaptureContext):
     # The collaborators themselves, for what they ask of one another.
     calls: Any
     modes: Any
+    functions: Any
     keys: Any
     operators: Any
 

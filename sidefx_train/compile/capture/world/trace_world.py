@@ -39,6 +39,7 @@ from sidefx_train.compile.capture.world.native_calls import (
 )
 from sidefx_train.compile.capture.world.native_calls.dispatch_modes import DispatchModes
 from sidefx_train.compile.capture.world.native_calls.dunder_reentry import Reentry
+from sidefx_train.compile.capture.world.native_calls.function_overrides import FunctionOverrides
 from sidefx_train.compile.capture.world.native_calls.global_state_queries import Queries
 from sidefx_train.compile.capture.world.native_calls.lru_cache import Caches
 from sidefx_train.compile.capture.world.native_calls.wrapper_dispatch import WrapperDispatch
@@ -97,6 +98,7 @@ class TraceWorld(CaptureWorldAPI):
         sharded_groups: groups of parameters of ``fully_shard`` that the step has used, by the shadow's id.
         wrapper_dispatch: operators of wrapper subclasses.
         modes: dispatch modes that the step has entered.
+        functions: function modes that it has entered, and classes that override functions of torch.
         undo_rules: ends the ``loss_parallel`` that the step has entered.
         pending_state: (commit, undo) pairs of optimizer state created early, to run right before the first run.
     """
@@ -129,6 +131,7 @@ class TraceWorld(CaptureWorldAPI):
         tracer.touches = self.decisions.touch
         self.wrapper_dispatch = WrapperDispatch(self)
         self.modes = DispatchModes(self)
+        self.functions = FunctionOverrides(self)
         self.undo_rules: Callable[[], None] | None = None
         tracer.wrapper_dispatch = self.wrapper_dispatch.run
         compat.on_condition(tracer.shape_env, self.decisions.note)

@@ -1,0 +1,211 @@
+"""``__torch_function__``: modes that the step enters, and classes that override functions of torch.
+
+Torch's C++ code, and its Python functions, ask modes and classes before they compute anything. While native code of the
+program runs, a mode of the capture's own is the innermost: torch calls it with exactly the function and the arguments
+that eager shows to the program's, whose ``__torch_function__`` is then interpreted.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
+from sidefx_train.compile.common import interceptor_registry as registry
+from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.trace_rules import describe
+from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
+
+_GET_SET = types.GetSetDescriptorType
+_READS = frozenset({"item", "tolist"})
+ANSWERED_ATTRIBUTES = frozenset({"data", "grad", "_version", "requires_grad", "grad_dtype"})
+"""Attributes of tensors that the capture answers itself."""
+
+
+class FunctionOverrides:
+    """The function modes that the step has entered, and the switches of overrides as the program sees them.
+
+    Attributes:
+        modes: modes of the program, the innermost last.
+        subclasses_off: how often ``DisableTorchFunctionSubclass`` has been entered and not left.
+        all_off: how often ``DisableTorchFunction`` has.
+        in_program: the running native code is the program's.
+    """
+
+    def __init__(self, world: CaptureWorldAPI) -> None:
+        self.world = world
+        self.modes: list[Any] = []
+        self.subclasses_off = self.all_off = 0
+        self.in_program = False
+        self._native = compat.ForwardingFunctions(self._asked)
+        self._handle: Any = None
+
+    @property
+    def modes_enabled(self) -> bool:
+        """True if functions of torch ask a mode of the program."""
+        return bool(self.modes) and not self.all_off
+
+    def enter(self, mode: Any) -> None:
+        """Makes a mode of the program the innermost."""
+        if self.world.branching:
+            self.world.heap.refuse("SFX111", f"a branch of torch.cond enters {type(mode).__qualname__}")
+        self.modes.append(mode)
+
+    def leave(self) -> Any:
+        """Removes and returns the innermost mode of the program."""
+        return self.modes.pop()
+
+    def check_left(self) -> None:
+        """Refuses a step, or a part of one, that ends inside a mode or a switch."""
+        if self.modes:
+            self.world.heap.refuse("SFX111", f"stops inside {type(self.modes[-1]).__qualname__}, a TorchFunctionMode")
+        if self.subclasses_off or self.all_off:
+            self.world.heap.refuse("SFX111", "stops while __torch_function__ is disabled")
+
+    def wanted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Returns True if native code that is called with these arguments may have to ask the program."""
+        if self.all_off:
+            return False
+        return bool(self.modes) or any(map(self._overrides, _given(args, kwargs)))
+
+    def call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Has a call that the capture would answer itself answered by a mode or a class of the program, if one overrides
+        it: torch's own function asks them first.
+
+        :data:`ABSENT` if none does.
+        """
+        if type(fn) is types.MethodWrapperType and type(fn.__self__) is _GET_SET:
+            return self._of_field(fn, args)
+        if not _is_answered(fn) or not self.wanted((fn, *args), kwargs):
+            return ABSENT
+        return self.world.guarded(fn, args, kwargs)
+
+    def _of_field(self, method: Any, args: tuple[Any, ...]) -> Any:
+        """Calls ``__get__`` or ``__set__`` of an attribute of tensors: overrides are told to read attributes so."""
+        name, obj = method.__self__.__name__, args[0] if args else None
+        if name not in ANSWERED_ATTRIBUTES or type(obj) is not compat.FakeTensor or self.wanted(args, {}):
+            return ABSENT
+        if method.__name__ == "__get__":
+            return self.world.override_getattr(obj, name)
+        return None if self.world.override_setattr(obj, name, args[1]) else ABSENT
+
+    def attribute(self, obj: Any, name: str, *value: Any) -> Any:
+        """Reads or sets an attribute of a tensor that the capture would answer itself; see :meth:`call`."""
+        if not self.wanted((obj, *value), {}):
+            return ABSENT
+        return self.world.guarded(setattr if value else getattr, (obj, name, *value), {})
+
+    @contextmanager
+    def running(self, program: bool) -> Iterator[None]:
+        """Context of native code of the program, or of the capture."""
+        before, self.in_program = self.in_program, program
+        recorder = self.world.tracer.proxy_mode
+        depth, recorder.depth = recorder.depth, 0
+        if program:
+            self._native.push()
+        try:
+            yield
+        finally:
+            if program:
+                self._native.pop()
+            recorder.depth = depth
+            self.in_program = before
+
+    def _asked(self, func: Any, given: tuple[Any, ...]) -> Any:
+        """Answers torch, which is about to run ``func``: for the program, or for the capture's own code."""
+        if self.in_program and not self.world.tracer.proxy_mode.depth:
+            if self._handle is None:
+                self._handle = self.world.calls.callback(self._dispatch, self._dispatch)
+            error = self.world.last_error
+            answer = self._handle(func, given)
+            if answer is not ABSENT:
+                self.world.last_error = error  # it holds frames, and these the result
+                return answer
+        args, kwargs = given[0], given[1] if len(given) > 1 else None
+        return func(*args, **(kwargs or {}))
+
+    def _dispatch(self, func: Any, given: tuple[Any, ...]) -> Any:
+        """Calls ``__torch_function__`` of the innermost mode, then of the arguments; :data:`ABSENT` without any."""
+        args, kwargs = given[0], given[1] if len(given) > 1 else None
+        overloaded = self._overloaded(args, kwargs or {})
+        if not self.modes_enabled and not overloaded:
+            return ABSENT
+        classes = self._classes(func, args, kwargs or {}, overloaded)
+        if self.modes_enabled:
+            mode = self.modes.pop()
+            try:
+                answer = self._ask(mode, func, classes, given)
+            finally:
+                self.modes.append(mode)
+            if answer is not NotImplemented:
+                return answer
+        for value in overloaded:
+            answer = self._ask(value, func, classes, given)
+            if answer is not NotImplemented:
+                return answer
+        self.world.heap.refuse("SFX102", f"no __torch_function__ implements {describe(func)}")
+
+    def _ask(self, owner: Any, func: Any, classes: tuple[type, ...], given: tuple[Any, ...]) -> Any:
+        interp = self.world.interp
+        return interp.call(interp.getattr(owner, "__torch_function__"), (func, classes, *given), {})
+
+    def _overrides(self, value: Any) -> bool:
+        """Returns True if the class of a value has a ``__torch_function__`` that torch calls now."""
+        return not self.subclasses_off and compat.overrides_functions(self._class(value))
+
+    def _class(self, value: Any) -> type:
+        return self.world.interp.type_of(value) if type(value) is compat.FakeTensor else type(value)
+
+    def _overloaded(self, args: Any, kwargs: Any) -> list[Any]:
+        """Returns the arguments whose classes override functions, one for each class, subclasses first."""
+        found: list[Any] = []
+        for value in _given(args, kwargs):
+            cls = self._class(value)
+            if self._overrides(value) and all(self._class(other) is not cls for other in found):
+                place = next((i for i, other in enumerate(found) if issubclass(cls, self._class(other))), len(found))
+                found.insert(place, value)
+        return found
+
+    def _classes(self, func: Any, args: Any, kwargs: Any, overloaded: list[Any]) -> tuple[type, ...]:
+        """Returns the classes that ``__torch_function__`` is told."""
+        if type(func) is types.MethodWrapperType and type(func.__self__) is _GET_SET:
+            return (self._class(args[0]),)
+        if type(func) is not types.FunctionType or self.subclasses_off:
+            return tuple(map(self._class, overloaded))
+        told: dict[type, None] = dict.fromkeys(map(self._class, overloaded))
+        for value in _given(args, kwargs):  # functions in Python also name plain tensors
+            if safe_isinstance(value, torch.Tensor) and self._class(value) is torch.Tensor:
+                told[torch.Tensor] = None
+        return tuple(told)
+
+
+def _given(args: Any, kwargs: Any) -> Iterator[Any]:
+    """Yields the arguments of a call, and the items of lists and tuples among them."""
+    for value in (*args, *kwargs.values()):
+        if type(value) is list or type(value) is tuple:
+            yield from value
+        else:
+            yield value
+
+
+def _is_answered(fn: Any) -> bool:
+    """Returns True for functions of torch that ask for overrides, and whose calls the capture may answer itself."""
+    if type(fn) is types.FunctionType:
+        return fn in registry.INTERCEPTORS and fn in compat.overridable_python_functions()
+    if fn is int or fn is float or fn is bool:
+        return True
+    public = fn
+    if type(fn) is types.BuiltinMethodType:
+        if type(fn.__self__) is compat.FakeTensor:
+            public = getattr(torch.Tensor, fn.__name__, None)
+        elif not safe_isinstance(fn.__self__, type):
+            return False
+    elif type(fn) is not types.MethodDescriptorType or not issubclass(torch.Tensor, fn.__objclass__):
+        return False
+    answered = type(public).__hash__ is not None and public in registry.INTERCEPTORS
+    return answered or attribute_of(public, "__name__") in _READS

@@ -133,21 +133,6 @@ from sidefx_train.torch_compat.fakes.tensors import set_strides as set_strides
 from sidefx_train.torch_compat.fakes.tensors import uncached as uncached
 from sidefx_train.torch_compat.fakes.tensors import unsupported_fake_errors as unsupported_fake_errors
 from sidefx_train.torch_compat.fakes.tensors import without_recording as without_recording
-from sidefx_train.torch_compat.function_overrides import CHANGES_FUNCTION_MODES as CHANGES_FUNCTION_MODES
-from sidefx_train.torch_compat.function_overrides import DISABLES_FUNCTIONS as DISABLES_FUNCTIONS
-from sidefx_train.torch_compat.function_overrides import DISABLES_SUBCLASSES as DISABLES_SUBCLASSES
-from sidefx_train.torch_compat.function_overrides import FUNCTION_MODE_AT as FUNCTION_MODE_AT
-from sidefx_train.torch_compat.function_overrides import FUNCTION_SWITCHES as FUNCTION_SWITCHES
-from sidefx_train.torch_compat.function_overrides import FUNCTIONS_DISABLED as FUNCTIONS_DISABLED
-from sidefx_train.torch_compat.function_overrides import HAS_FUNCTION_MODE as HAS_FUNCTION_MODE
-from sidefx_train.torch_compat.function_overrides import NUMBER_OF_FUNCTION_MODES as NUMBER_OF_FUNCTION_MODES
-from sidefx_train.torch_compat.function_overrides import POPS_FUNCTION_MODE as POPS_FUNCTION_MODE
-from sidefx_train.torch_compat.function_overrides import PUSHES_FUNCTION_MODE as PUSHES_FUNCTION_MODE
-from sidefx_train.torch_compat.function_overrides import SUBCLASSES_ENABLED as SUBCLASSES_ENABLED
-from sidefx_train.torch_compat.function_overrides import DeviceContext as DeviceContext
-from sidefx_train.torch_compat.function_overrides import ForwardingFunctions as ForwardingFunctions
-from sidefx_train.torch_compat.function_overrides import overridable_python_functions as overridable_python_functions
-from sidefx_train.torch_compat.function_overrides import overrides_functions as overrides_functions
 from sidefx_train.torch_compat.functionalization import below_functionalization as below_functionalization
 from sidefx_train.torch_compat.functionalization import from_functional as from_functional
 from sidefx_train.torch_compat.functionalization import functionalizing as functionalizing
@@ -233,6 +218,33 @@ from sidefx_train.torch_compat.op_overloads import operator_defaults as operator
 from sidefx_train.torch_compat.op_overloads import python_derivative as python_derivative
 from sidefx_train.torch_compat.op_overloads import run_compiled as run_compiled
 from sidefx_train.torch_compat.op_overloads import while_loop as while_loop
+from sidefx_train.torch_compat.overrides.functions import AS_SUBCLASS as AS_SUBCLASS
+from sidefx_train.torch_compat.overrides.functions import CHANGES_FUNCTION_MODES as CHANGES_FUNCTION_MODES
+from sidefx_train.torch_compat.overrides.functions import CONVERTS as CONVERTS
+from sidefx_train.torch_compat.overrides.functions import DISABLES_FUNCTIONS as DISABLES_FUNCTIONS
+from sidefx_train.torch_compat.overrides.functions import DISABLES_SUBCLASSES as DISABLES_SUBCLASSES
+from sidefx_train.torch_compat.overrides.functions import FUNCTION_MODE_AT as FUNCTION_MODE_AT
+from sidefx_train.torch_compat.overrides.functions import FUNCTION_SWITCHES as FUNCTION_SWITCHES
+from sidefx_train.torch_compat.overrides.functions import FUNCTIONS_DISABLED as FUNCTIONS_DISABLED
+from sidefx_train.torch_compat.overrides.functions import HAS_FUNCTION_MODE as HAS_FUNCTION_MODE
+from sidefx_train.torch_compat.overrides.functions import MAKE_SUBCLASS as MAKE_SUBCLASS
+from sidefx_train.torch_compat.overrides.functions import NUMBER_OF_FUNCTION_MODES as NUMBER_OF_FUNCTION_MODES
+from sidefx_train.torch_compat.overrides.functions import POPS_FUNCTION_MODE as POPS_FUNCTION_MODE
+from sidefx_train.torch_compat.overrides.functions import PUSHES_FUNCTION_MODE as PUSHES_FUNCTION_MODE
+from sidefx_train.torch_compat.overrides.functions import SUBCLASSES_ENABLED as SUBCLASSES_ENABLED
+from sidefx_train.torch_compat.overrides.functions import DeviceContext as DeviceContext
+from sidefx_train.torch_compat.overrides.functions import ForwardingFunctions as ForwardingFunctions
+from sidefx_train.torch_compat.overrides.functions import can_have_class as can_have_class
+from sidefx_train.torch_compat.overrides.functions import converts_functions as converts_functions
+from sidefx_train.torch_compat.overrides.functions import (
+    overridable_python_functions as overridable_python_functions,
+)
+from sidefx_train.torch_compat.overrides.functions import overrides_functions as overrides_functions
+from sidefx_train.torch_compat.overrides.functions import set_subclasses as set_subclasses
+from sidefx_train.torch_compat.overrides.functions import subclasses_enabled as subclasses_enabled
+from sidefx_train.torch_compat.overrides.functions import subclasses_kept as subclasses_kept
+from sidefx_train.torch_compat.overrides.functions import subclasses_off as subclasses_off
+from sidefx_train.torch_compat.overrides.functions import with_class as with_class
 from sidefx_train.torch_compat.partitioner import bytes_of as bytes_of
 from sidefx_train.torch_compat.partitioner import min_cut as min_cut
 from sidefx_train.torch_compat.recording import ProxyTorchDispatchMode as ProxyTorchDispatchMode

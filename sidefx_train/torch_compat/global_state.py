@@ -67,13 +67,15 @@ class GlobalState:
     def __init__(self) -> None:
         _no_replays_under_dynamo()
         self._settings = torch._C._dynamo.guards.GlobalStateGuard()
+        self._overriding = torch._C._get_torch_function_state()
         self._devices = _default_devices()
         self._contexts = _entered_contexts()
         self._switches = [ask() for ask, _ in _switches()]
 
     def changed_settings(self) -> list[str]:
         """Returns the settings that have changed, and the kinds of torch contexts that have not been left."""
-        found = [] if self._settings.check() else [f"of {self._settings.reason()}"]
+        with _function_state(self._overriding):
+            found = [] if self._settings.check() else [f"of {self._settings.reason()}"]
         found += [] if _default_devices() == self._devices else ["the default device, or a mode of functions"]
         asked = zip(_switches(), self._switches, strict=True)
         found += [f"torch._C.{give.__name__.strip('_')}" for (ask, give), before in asked if ask() != before]
@@ -88,6 +90,17 @@ class GlobalState:
             and forward_ad._current_level < 0
             and (_default_devices() == self._devices if torch._C._len_torch_function_stack() else not self._devices)
         )
+
+
+@contextmanager
+def _function_state(state: Any) -> Iterator[None]:
+    """Context in which torch calls ``__torch_function__`` as it did: captures change that for their own code."""
+    before = torch._C._get_torch_function_state()
+    torch._C._set_torch_function_state(state)
+    try:
+        yield
+    finally:
+        torch._C._set_torch_function_state(before)
 
 
 @cache
@@ -184,6 +197,7 @@ def restoring_state() -> Iterator[None]:
     deterministic = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     anomaly = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
     level = forward_ad._current_level
+    overriding = torch._C._get_torch_function_state()
     autocast, functions = AutocastState.now(), _default_devices()
     switches = [(ask, give, ask()) for ask, give in _switches()]
     disabled = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
@@ -206,6 +220,7 @@ def restoring_state() -> Iterator[None]:
             torch._C._autograd._saved_tensors_hooks_enable()
             if disabled is not None:
                 torch._C._autograd._saved_tensors_hooks_disable(disabled)
+        torch._C._set_torch_function_state(overriding)
         while torch._C._len_torch_function_stack() > len(functions):
             torch._C._pop_torch_function_stack()
         autocast.restore()

@@ -56,7 +56,7 @@ DECIDING_OPTIMIZERS = frozenset({"torch.optim.radam", "torch.optim.asgd", "torch
 
 INLINED_FUNCTIONS = frozenset(
     {"checkpoint", "custom_function_call", "triplet_margin_with_distance_loss", "get_inner_hook", "inner_hook"}
-    | {"gaussian_nll_loss"}
+    | {"gaussian_nll_loss", "__torch_function__", "_pop_mode_temporarily"}
 )
 """Names in native modules that call back into user code, or check values of tensors, and are therefore inlined."""
 

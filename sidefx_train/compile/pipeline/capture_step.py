@@ -289,6 +289,8 @@ class CaptureRun:
             return replace(self.spec, assumes_nothing=True)  # a split graph, or one that cannot run again
         if residual.metadata.tangents:
             _refuse_differentiated_wrappers(world)
+        if residual.metadata.tangents and world.heap.shown.any:
+            world.heap.refuse("SFX107", "the backward runs outside of a step that uses tensor subclasses")
         if residual.metadata.tangents and has_collectives:
             world.heap.refuse("SFX103", "calls collectives in a step whose backward runs outside of it")
         if residual.metadata.tangents:

@@ -210,7 +210,10 @@ class Rebuilder(ConstructionOrder, TensorRebuilder):
         return self.expression(snapshot.fake)
 
     def _marked(self, value: torch.Tensor, expression: str) -> str:
-        """Returns a tensor as the parameter or buffer that the step made of it."""
+        """Returns a tensor as the parameter, buffer or instance of a subclass that the step made of it."""
+        shown = self.world.heap.shown.of(value)
+        if shown is not None:
+            return f"{self.writer.constant(compat.with_class)}({expression}, {self.writer.constant(shown.cls)})"
         if safe_isinstance(value, torch.nn.Parameter):
             return f"{self.writer.constant(torch.nn.Parameter, 'Parameter')}({expression}, {value.requires_grad})"
         if safe_isinstance(value, torch.nn.Buffer):
@@ -262,6 +265,9 @@ class Rebuilder(ConstructionOrder, TensorRebuilder):
 
     def _tag(self, value: torch.Tensor, expression: str) -> None:
         """Sets the attributes that the step set on a tensor."""
+        shown = self.world.heap.shown.of(value)
+        if shown is not None:
+            self._attributes(expression, shown.attributes)
         _, names = self.world.tagged.get(id(value), (value, {}))
         for name in names:
             if name in vars(value):  # not deleted again

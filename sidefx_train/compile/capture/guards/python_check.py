@@ -92,10 +92,12 @@ class Missing(str):
 def failing(guard: Guard, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
     """Evaluates one guard without generated code; returns (failed, current value)."""
     try:
-        value = guard.source.fetch(args, kwargs)
+        with compat.subclasses_off():
+            value = guard.source.fetch(args, kwargs)
     except _READ_ERRORS:
         return guard.kind != "empty_cell", Missing("missing")
     try:
-        return KINDS[guard.kind].check(guard, value, (args, kwargs))
+        with compat.subclasses_off():
+            return KINDS[guard.kind].check(guard, value, (args, kwargs))
     except _READ_ERRORS:  # what it is compared with is elsewhere, or nowhere
         return True, Missing("a value that cannot be compared: what it is compared with is missing")

@@ -1,19 +1,21 @@
 """Function modes of torch, and the switches of ``__torch_function__``, as a step enters, leaves and asks for them.
 
 The thread's own stack and switches stay as they are; the world keeps those of the program
-(``native_calls/function_overrides.py``). Modes of ``torch.device`` have no effects and are torch's own: they are entered
-natively, below the others, as in eager.
+(``native_calls/function_overrides.py``). Modes of ``torch.device`` have no effects and are torch's own: they are
+entered natively, below the others, as in eager.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.overrides import TorchFunctionMode
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
@@ -98,3 +100,47 @@ def _change(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 for _changing in compat.CHANGES_FUNCTION_MODES:
     registry.intercept(_changing)(_change)
+
+
+@registry.intercept(compat.AS_SUBCLASS)
+def _as_subclass(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Makes an alias of a tensor as an instance of a subclass, which torch does past its dispatcher."""
+    tensor, cls = args
+    if kwargs or type(tensor) is not compat.FakeTensor or compat.is_wrapper_class(cls):
+        return ABSENT
+    if cls is not torch.Tensor:
+        world.heap.shown.admit(cls, f"makes a {cls.__qualname__}")
+    return world.functions.show(cls, torch.ops.aten.alias.default, tensor)
+
+
+@registry.intercept(compat.MAKE_SUBCLASS)
+def _make_subclass(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    cls, tensor, *requires_grad = args
+    if kwargs or type(tensor) is not compat.FakeTensor or cls in _PLAIN or compat.is_wrapper_class(cls):
+        return ABSENT
+    world.heap.shown.admit(cls, f"makes a {cls.__qualname__}")
+    made = world.functions.show(cls, torch.ops.aten.detach.default, tensor)
+    return made.requires_grad_() if requires_grad and requires_grad[0] else made
+
+
+@registry.intercept(torch.Tensor.__new__)
+def _new(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not world.calls.makes_shown(args[0]):
+        return ABSENT
+    return world.functions.make(args[0], args[1:], kwargs)
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+@registry.intercept(compat.CONVERTS)
+def _convert(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Makes the tensors in a function's result instances of a subclass."""
+    result, cls = args
+    if cls is torch.Tensor:
+        return result
+    if safe_isinstance(result, (tuple, list)):
+        return world.interp.call(type(result), ([_convert(world, (item, cls), {}) for item in result],), {})
+    if type(result) is not compat.FakeTensor or issubclass(world.interp.type_of(result), cls):
+        return result
+    return _as_subclass(world, (result, cls), {})

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.shadows.objects.tensors import PLAIN_TENSORS
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
 
@@ -22,6 +23,9 @@ def _made(cls: type, world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str,
     data = args[0] if args else kwargs.get("data")
     if type(data) is not compat.FakeTensor:
         return ABSENT
+    shown = world.interp.type_of(data)
+    if shown not in PLAIN_TENSORS:
+        world.heap.refuse("SFX109", f"makes a {cls.__name__} of a {shown.__qualname__}, a tensor subclass")
     return world.guarded(cls, args, kwargs)
 
 

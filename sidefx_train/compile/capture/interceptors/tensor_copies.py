@@ -54,6 +54,8 @@ def _reduce(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 def _not_copied(world: TraceWorld, tensor: torch.Tensor, memo: Any) -> str:
     """Returns why torch's copy, which copies the whole storage, would differ from ours; "" if it would not."""
+    if world.interp.type_of(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        return f"of the subclass {world.interp.type_of(tensor).__qualname__}"
     if tensor.layout is not torch.strided or tensor.device.type not in ("cpu", "cuda"):
         return f"with layout {tensor.layout} on {tensor.device}"
     if tensor.is_conj() or tensor.is_neg():

@@ -58,6 +58,7 @@ class ShadowTableAPI(GuardRecorder, ABC):
     definitions: DefinitionRecorder
     identities: IdentityRecorder
     memory: StorageRecorder
+    shown: Any
 
     @abstractmethod
     def shadow(self, real: Any, source: Source, name: str = "") -> Any: ...

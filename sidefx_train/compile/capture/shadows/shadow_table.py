@@ -52,6 +52,7 @@ from sidefx_train.compile.capture.shadows.identity_tracking import Identities
 from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
 from sidefx_train.compile.capture.shadows.objects import outside_exceptions, weak_references
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord, MadeArrays, array_shadow
+from sidefx_train.compile.capture.shadows.objects.shown_classes import ShownClasses
 from sidefx_train.compile.capture.shadows.objects.storage_rebinding import StorageRebinding
 from sidefx_train.compile.capture.shadows.objects.tensors import tensor_shadow
 from sidefx_train.compile.capture.shadows.records import (
@@ -120,6 +121,7 @@ class ShadowTable(ShadowTableAPI):
         fixed_roots: ids of sources below which sizes of tensors are never symbolic.
         dtensor_rules: operators that torch's dispatch of DTensors had rules for at entry; empty if that is not known.
         identities: the objects that the step distinguished.
+        shown: tensors of subclasses without a ``__torch_dispatch__``.
         reenter: wraps a Python callable so that C code calling it re-enters the interpreter.
         own_key: prepares a shadow for hashing and comparison by the table's own bookkeeping.
         definitions: definitions read from modules and classes.
@@ -160,6 +162,7 @@ class ShadowTable(ShadowTableAPI):
         self.own_key: Callable[..., Any] = _not_callable_yet
         self.identities = Identities(self)
         self.made_arrays = MadeArrays()
+        self.shown = ShownClasses(self)
         self._texts: dict[int, DeferredValue] = {}
         self.iterators: list[Source] = []
         self.watched: dict[int, str] = {}

@@ -55,6 +55,8 @@ class ArgumentSnapshot:
             record.shown = True
         tracer = self.world.tracer
         if safe_isinstance(value, torch.Tensor) and tracer.has_node(value):
+            if self.world.heap.shown.any and self.world.interp.type_of(value) is not torch.Tensor:
+                self.world.heap.refuse("SFX109", "prints, logs or formats a tensor of a subclass")
             writes = len(self.world.writes.to(value))
             return TensorSnapshot(value, tracer.node_of(value), writes, tracer.last_node())
         if compat.is_wrapper(value):

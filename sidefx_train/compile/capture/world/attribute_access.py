@@ -83,6 +83,9 @@ class Attributes:
             record = self.heap.record_of(obj)
             if record is not None:
                 return type(record.real)
+            shown = self.heap.shown.of(obj)
+            if shown is not None:
+                return shown.cls
             return torch.nn.Parameter if safe_isinstance(obj, torch.nn.Parameter) else torch.Tensor
         if cls is DeferredValue:  # one that passes through has a record
             record = self.heap.record_of(obj)
@@ -156,6 +159,9 @@ class Attributes:
             return dict.__getitem__(space.shadow, name) if space.bring(name) else ABSENT
         if safe_isinstance(owner, TensorRecord) and owner.instance is None:
             return owner.own_attributes().get(name)
+        shown = self.heap.shown.of(obj)
+        if shown is not None:
+            return vars(shown.attributes).get(name, ABSENT)
         holder = _of_attributes(owner)
         if safe_isinstance(holder, InstanceRecord):
             return self.heap.instance_attr(holder, name)
@@ -209,6 +215,9 @@ class Attributes:
         else:
             if name == "__dict__":  # everything that it shares from now on
                 self.world.touch(value, deep=False)
+            shown = self.heap.shown.of(obj)
+            if shown is not None:
+                obj = shown.attributes
             if type(obj) is compat.FakeTensor and type(field) not in _C_DESCRIPTORS:
                 self.world.tagged.setdefault(id(obj), (obj, {}))[1][name] = None
             object.__setattr__(obj, name, value)
@@ -243,12 +252,20 @@ class Attributes:
         elif safe_isinstance(obj, type):
             class_creation.delete_class_attribute(self.world, obj, name)
         else:
-            object.__delattr__(obj, name)
+            shown = self.heap.shown.of(obj)
+            object.__delattr__(obj if shown is None else shown.attributes, name)
 
     def native_getattr(self, obj: Any, name: str) -> Any:
         record = self.heap.record_of(obj)
-        if name == "__dict__" and type(obj) is compat.FakeTensor:  # the fake tensor's own
-            self.heap.refuse("SFX104", "reads the __dict__ of a tensor")
+        if name == "__dict__" and type(obj) is compat.FakeTensor:  # not the fake tensor's own
+            shown = self.heap.shown.of(obj)
+            if shown is not None:
+                return vars(shown.attributes)
+            if not safe_isinstance(record, TensorRecord):
+                self.heap.refuse("SFX104", "reads the __dict__ of a tensor")
+            own = record.own_attributes()
+            own.fill()
+            return vars(own.shadow)
         if name == "__dict__" and issubclass(type(obj), LOCAL):
             return thread_dict(self.heap, obj).shadow
         if name == "__dict__" and not safe_isinstance(obj, _OTHER_NAMESPACES):

@@ -79,12 +79,18 @@ STANDING = (property, staticmethod, classmethod, types.CellType, types.FunctionT
 _MOST_LISTED = 32
 """Limit of elements of a tensor whose ``tolist()`` is captured: each is an output of the graph."""
 
+_BOUND = frozenset({types.BuiltinMethodType, types.MethodWrapperType})
 _MAKES_DESCRIPTOR = frozenset({"__new__", "getter", "setter", "deleter"})
 
 
 def _number_of_keys(fn: Any, args: tuple[Any, ...]) -> int:
     """Returns how many of the arguments of a dict's or set's method are keys."""
     return 1 if attribute_of(fn, "__name__") in KEYED_METHODS else len(args)
+
+
+def _owner(fn: Any) -> Any:
+    """Returns the object that a method in C is bound to, ``None`` for other callables."""
+    return fn.__self__ if type(fn) in _BOUND else None
 
 
 def _nested(items: Iterator[Any], sizes: tuple[int, ...]) -> Any:
@@ -156,6 +162,8 @@ class Calls:
             Unsupported: it could change something outside, or needs a value that only the graph computes.
         """
         self._check_registration(fn, args)
+        if self.makes_shown(fn):
+            return self.world.functions.make(fn, args, kwargs)
         self._check_made_class(fn, args)
         if makes_class(fn, args):  # with a metaclass of torch, too
             return make_class(self.world, fn, args, kwargs)
@@ -198,6 +206,12 @@ class Calls:
         owner = attribute_of(fn, "__self__", args[0] if args else None)
         self._watch_from_outside(fn.__name__, owner)
         self.world.hooked.add(owner if not safe_isinstance(owner, torch.Tensor) else owner.grad_fn)
+
+    def makes_shown(self, fn: Any) -> bool:
+        """Returns True for a class of tensors that have no ``__torch_dispatch__``."""
+        if not safe_isinstance(fn, type) or not issubclass(fn, torch.Tensor) or fn in PLAIN_TENSORS:
+            return False
+        return not compat.is_wrapper_class(fn) and not issubclass(fn, torch.nn.parameter.UninitializedTensorMixin)
 
     def _check_made_class(self, fn: Any, args: tuple[Any, ...]) -> None:
         """Refuses to make tensors of a subclass."""
@@ -438,7 +452,10 @@ class Calls:
         if self.world.modes.entered and not self.world.modes.in_program:
             with self.world.modes.running(program=True):
                 return self.guarded(fn, args, kwargs)
-        if not self.world.functions.in_program and self.world.functions.wanted((fn, *args), kwargs):
+        functions = self.world.functions
+        if not functions.in_program and functions.wanted(
+            (_owner(fn), *args), kwargs, trace_rules.is_torch_callable(fn)
+        ):
             with self.world.functions.running(program=True):
                 return self.guarded(fn, args, kwargs)
         try:

@@ -97,6 +97,7 @@ class Operators:
         if (
             traced
             and name in builtin_methods.OPERATORS
+            and not self.world.functions.operator(name, args[:2])
             and not (any(map(_decides, args[:2])) or number_subclasses.decides(self.world, name, args))
         ):
             if name in ("getitem", "setitem") and safe_isinstance(first, torch.Tensor):

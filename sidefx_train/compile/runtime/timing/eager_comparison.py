@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.graph.collectives import communicates
 from sidefx_train.compile.pipeline.captured import Captured, CaptureFailed
 from sidefx_train.compile.pipeline.entry import Entry
@@ -261,7 +262,8 @@ def _devices(entry: Entry) -> set[str]:
 def _needs_backward(value: Any, depth: int = 3) -> bool:
     """Returns True if a step's result has a tensor with an autograd graph, whose backward will be called outside."""
     if isinstance(value, torch.Tensor):
-        return value.requires_grad and not value.is_leaf
+        with compat.subclasses_off():
+            return value.requires_grad and not value.is_leaf
     if type(value) not in (tuple, list, dict) or not depth:
         return False
     return any(_needs_backward(each, depth - 1) for each in (value.values() if type(value) is dict else value))

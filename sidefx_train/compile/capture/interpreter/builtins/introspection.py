@@ -216,10 +216,17 @@ def _property_set(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[st
 
 @register(super)
 def _super(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if args or kwargs:
+    if len(args) == 2 and not kwargs:
+        cls, first = args
+    elif args or kwargs:
         return interp.native(super, args, kwargs)
-    cls, first = zero_arg_super(interp)
-    return super(cls, first)
+    else:
+        cls, first = zero_arg_super(interp)
+    if safe_isinstance(cls, type) and not safe_isinstance(first, (cls, type)):
+        shown = interp.type_of(first)
+        if shown is not type(first) and attributes.is_subtype(shown, cls):
+            return attributes.ShownSuper(cls, first)
+    return interp.native(super, args, kwargs) if args else super(cls, first)
 
 
 def zero_arg_super(interp: InterpreterAPI) -> tuple[Any, Any]:

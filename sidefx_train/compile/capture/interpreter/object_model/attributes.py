@@ -171,6 +171,8 @@ def _load(interp: InterpreterAPI, obj: Any, name: str) -> Any:
     if found is not ABSENT:
         return found
     cls = interp.type_of(obj)
+    if cls is ShownSuper:
+        return super_attribute(interp, obj.cls, obj.instance, interp.type_of(obj.instance), name, obj)
     if cls is types.FrameType and id(obj) in interp.substitute_frames:
         found = of_frame(interp, interp.substitute_frames[id(obj)][1], name)
         if found is not ABSENT:
@@ -334,6 +336,13 @@ def _load_super(interp: InterpreterAPI, obj: super, name: str) -> Any:
     return super_attribute(interp, cls, instance, start, name, obj)
 
 
+class ShownSuper:
+    """``super(cls, instance)`` of an object that only the program sees as an instance of ``cls``."""
+
+    def __init__(self, cls: type, instance: Any) -> None:
+        self.cls, self.instance = cls, instance
+
+
 def super_attribute(interp: InterpreterAPI, cls: type, instance: Any, start: type, name: str, shown: Any) -> Any:
     """``super(cls, instance).name``; the lookup follows the MRO of ``start``."""
     mro = _type_lookup(start, "__mro__")
@@ -341,6 +350,8 @@ def super_attribute(interp: InterpreterAPI, cls: type, instance: Any, start: typ
         attr = interp.world.instance_attr(base, name)
         if attr is not ABSENT:
             return bind(interp, attr, None if instance is start else instance, start)
+    if safe_isinstance(shown, ShownSuper):
+        raise AttributeError(f"'super' object has no attribute {name!r}")
     if shown is None:
         shown = super(cls, instance)
     return super.__getattribute__(shown, name)

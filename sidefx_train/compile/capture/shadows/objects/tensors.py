@@ -37,7 +37,10 @@ def tensor_shadow(heap: ShadowTableAPI, real: torch.Tensor, source: Source) -> A
         refuse_if_distributed(real, source.label, heap.locate())
         if safe_isinstance(real, torch.nn.parameter.UninitializedTensorMixin):
             refuse_whole(LAZY, f"{source.label} gets its shape from the first batch", heap.locate())
-        heap.refuse("SFX109", f"{source.label} is a {type(real).__qualname__}, a tensor subclass")
+        what = f"{source.label} is a {type(real).__qualname__}"
+        heap.shown.admit(type(real), what)
+        if real.requires_grad and compat.converts_functions(type(real)):  # optimizer state would be of that class
+            heap.refuse("SFX109", f"{what}, a tensor subclass that requires gradients")
     if real._is_zerotensor():
         heap.refuse("SFX109", f"{source.label} is a tensor of zeros without storage")
     if real.is_quantized:
@@ -142,4 +145,4 @@ def _facts(heap: ShadowTableAPI, real: torch.Tensor, fake: torch.Tensor, source:
 
 def marked_dims(tensor: torch.Tensor) -> set[int]:
     """Returns the dimensions passed to :func:`sidefx_train.mark_dynamic`."""
-    return set(getattr(tensor, DYNAMIC_DIMS, ()))
+    return set(vars(tensor).get(DYNAMIC_DIMS, ()))

@@ -15,12 +15,15 @@ from typing import Any
 import torch
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.interpreter.object_model.operators import methods_of
 from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
+from sidefx_train.compile.capture.world.native_call_facts import MAKES_SUBCLASS
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.trace_rules import describe
 from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _GET_SET = types.GetSetDescriptorType
 _READS = frozenset({"item", "tolist"})
 ANSWERED_ATTRIBUTES = frozenset({"data", "grad", "_version", "requires_grad", "grad_dtype"})
@@ -67,21 +70,33 @@ class FunctionOverrides:
         if self.subclasses_off or self.all_off:
             self.world.heap.refuse("SFX111", "stops while __torch_function__ is disabled")
 
-    def wanted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Returns True if native code that is called with these arguments may have to ask the program."""
+    def wanted(self, args: tuple[Any, ...], kwargs: dict[str, Any], lists: bool = True) -> bool:
+        """Returns True if native code may have to ask the program.
+
+        Args:
+            args: its positional arguments.
+            kwargs: its keyword arguments.
+            lists: it may ask the items of lists, too: functions of torch do.
+        """
         if self.all_off:
             return False
-        return bool(self.modes) or any(map(self._overrides, _given(args, kwargs)))
+        if self.modes:
+            return True
+        values = _given(args, kwargs) if lists else (*args, *kwargs.values())
+        return any(map(self._overrides, values))
 
     def call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Has a call that the capture would answer itself answered by a mode or a class of the program, if one overrides
-        it: torch's own function asks them first.
+        """Returns what a mode or a class of the program makes of a call that the capture would answer itself: torch's
+        own function asks them first.
 
-        :data:`ABSENT` if none does.
+        :data:`ABSENT` if none overrides it.
         """
         if type(fn) is types.MethodWrapperType and type(fn.__self__) is _GET_SET:
             return self._of_field(fn, args)
-        if not _is_answered(fn) or not self.wanted((fn, *args), kwargs):
+        if not _is_answered(fn):
+            return ABSENT
+        owner = fn.__self__ if type(fn) is types.BuiltinMethodType else None
+        if not self.wanted((owner, *args), kwargs):
             return ABSENT
         return self.world.guarded(fn, args, kwargs)
 
@@ -100,21 +115,50 @@ class FunctionOverrides:
             return ABSENT
         return self.world.guarded(setattr if value else getattr, (obj, name, *value), {})
 
+    def operator(self, name: str, args: tuple[Any, ...]) -> bool:
+        """Returns True if a tensor subclass among the operands defines the operator in Python."""
+        if not self.world.heap.shown.any:
+            return False
+        methods = methods_of(name) or (f"__{name}__",)
+        shown = [
+            cls for value in args if type(value) is compat.FakeTensor and (cls := self._class(value)) not in _PLAIN
+        ]
+        return any(
+            type(getattr(cls, method, None)) is types.FunctionType
+            and getattr(cls, method) is not getattr(torch.Tensor, method, None)
+            for cls in shown
+            for method in methods
+        )
+
+    def make(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Makes a tensor of a subclass by ``torch.Tensor.__new__``."""
+        self.world.heap.shown.admit(cls, f"makes a {cls.__qualname__}")
+        return self.show(cls, torch.Tensor, *args, **kwargs)
+
+    def show(self, cls: type, make: Any, *args: Any, **kwargs: Any) -> Any:
+        """Returns a new tensor, made by a function that asks no overrides, as an instance of a subclass."""
+        with self.running(program=False):
+            made = make(*args, **kwargs)
+        return made if cls is torch.Tensor else self.world.heap.shown.show(made, cls)
+
     @contextmanager
     def running(self, program: bool) -> Iterator[None]:
         """Context of native code of the program, or of the capture."""
         before, self.in_program = self.in_program, program
         recorder = self.world.tracer.proxy_mode
         depth, recorder.depth = recorder.depth, 0
-        if program:
-            self._native.push()
-        try:
-            yield
-        finally:
+        with compat.subclasses_kept():
+            if self.world.heap.shown.any:
+                compat.set_subclasses(program)
             if program:
-                self._native.pop()
-            recorder.depth = depth
-            self.in_program = before
+                self._native.push()
+            try:
+                yield
+            finally:
+                if program:
+                    self._native.pop()
+                recorder.depth = depth
+                self.in_program = before
 
     def _asked(self, func: Any, given: tuple[Any, ...]) -> Any:
         """Answers torch, which is about to run ``func``: for the program, or for the capture's own code."""
@@ -156,7 +200,11 @@ class FunctionOverrides:
 
     def _overrides(self, value: Any) -> bool:
         """Returns True if the class of a value has a ``__torch_function__`` that torch calls now."""
-        return not self.subclasses_off and compat.overrides_functions(self._class(value))
+        if self.subclasses_off:
+            return False
+        if type(value) is not compat.FakeTensor:
+            return compat.overrides_functions(type(value))
+        return self.world.heap.shown.any and compat.converts_functions(self._class(value))
 
     def _class(self, value: Any) -> type:
         return self.world.interp.type_of(value) if type(value) is compat.FakeTensor else type(value)
@@ -206,6 +254,8 @@ def _is_answered(fn: Any) -> bool:
         elif not safe_isinstance(fn.__self__, type):
             return False
     elif type(fn) is not types.MethodDescriptorType or not issubclass(torch.Tensor, fn.__objclass__):
+        return False
+    if attribute_of(public, "__name__") in MAKES_SUBCLASS:  # torch asks none
         return False
     answered = type(public).__hash__ is not None and public in registry.INTERCEPTORS
     return answered or attribute_of(public, "__name__") in _READS

@@ -5,14 +5,19 @@ from __future__ import annotations
 import functools
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
-from torch import overrides
+from torch import _tensor, overrides
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext as DeviceContext
 
+AS_SUBCLASS = torch.Tensor.as_subclass
+MAKE_SUBCLASS = torch.Tensor._make_subclass  # type: ignore[attr-defined]
+CONVERTS = _tensor._convert
+"""Makes results of functions instances of a subclass."""
 NO_OVERRIDE = torch._C._disabled_torch_function_impl
 """``__torch_function__`` of classes that override nothing."""
 
@@ -68,6 +73,50 @@ def overridable_python_functions() -> frozenset[Any]:
     """Returns the functions and methods of torch, written in Python, that ask for overrides."""
     named = overrides.get_overridable_functions().values()
     return frozenset(fn for functions in named for fn in functions if type(fn) is types.FunctionType)
+
+
+def subclasses_off() -> Any:
+    """Returns a context in which torch calls no ``__torch_function__`` of tensor subclasses."""
+    return torch._C.DisableTorchFunctionSubclass()
+
+
+def set_subclasses(enabled: bool) -> None:
+    """Lets torch call ``__torch_function__`` of tensor subclasses from now on, or not."""
+    states = torch._C._TorchFunctionState
+    torch._C._set_torch_function_state(states.ENABLED if enabled else states.SUBCLASSES_DISABLED)
+
+
+def subclasses_enabled() -> bool:
+    return bool(torch._C._get_torch_function_state() == torch._C._TorchFunctionState.ENABLED)
+
+
+@contextmanager
+def subclasses_kept() -> Iterator[None]:
+    """Context that restores whether torch calls ``__torch_function__``."""
+    before = torch._C._get_torch_function_state()
+    try:
+        yield
+    finally:
+        torch._C._set_torch_function_state(before)
+
+
+def with_class(tensor: torch.Tensor, cls: type) -> torch.Tensor:
+    """Returns a new tensor as an instance of a subclass of its class."""
+    tensor.__class__ = cls  # type: ignore[assignment]
+    return tensor
+
+
+def can_have_class(cls: type) -> bool:
+    """Returns True if a tensor can become an instance of a class: none of its base classes adds a slot."""
+    made = torch.Tensor()
+    with subclasses_off(), suppress(TypeError):
+        made.__class__ = cls  # type: ignore[assignment]
+    return type(made) is cls
+
+
+def converts_functions(cls: Any) -> bool:
+    """Returns True if torch calls ``__torch_function__`` of a tensor subclass, its own or ``torch.Tensor``'s."""
+    return cls is not torch.Tensor and cls.__torch_function__ is not NO_OVERRIDE
 
 
 def overrides_functions(cls: Any) -> bool:

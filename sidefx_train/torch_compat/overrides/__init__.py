@@ -1,0 +1,1 @@
+"""Function modes, and classes that override functions of torch: ``__torch_function__``."""

@@ -1,4 +1,4 @@
-"""Sparse, quantized, nested and subclassed tensors: refused by name before anything runs, whatever their source."""
+"""Sparse, quantized and nested tensors, leaves of a subclass: refused by name before anything runs, from anywhere."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KINDS = {
     "sparse_csr": lambda: torch.eye(3).to_sparse_csr(),
     "qint8": lambda: torch.quantize_per_tensor(torch.eye(3), 0.1, 0, torch.qint8),
     "jagged": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
-    "Tagged": lambda: torch.eye(3).as_subclass(Tagged),
+    "Tagged": lambda: torch.eye(3).as_subclass(Tagged).requires_grad_(),
 }
 NAMED = {
     "sparse_coo": "sparse_coo",

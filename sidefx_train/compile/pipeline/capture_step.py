@@ -229,7 +229,7 @@ class CaptureRun:
         guard_accumulation_hooks(world.heap)
         effects = collect(world)
         world.heap.check_arrays(world.writes)
-        counted = counters(world, effects)
+        counted = counters(world, effects) - spec.symbolic_numbers  # infinity stays a constant
         if counted:
             return replace(spec, symbolic_numbers=spec.symbolic_numbers | counted)
         if self.point is None and spec.native_rest:

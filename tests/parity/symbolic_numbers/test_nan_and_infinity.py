@@ -130,3 +130,48 @@ def test_a_step_is_not_run_twice_when_a_late_number_fails(monkeypatch):
     with pytest.raises(UnfinishedError, match="SFX207.*cannot convert float NaN"):
         compiled(torch.tensor([math.nan, 1.0]))
     assert weight[1] == before[1] - 0.1
+
+
+@pytest.mark.parametrize(
+    "compare",
+    [lambda v: v == math.inf, lambda v: v != math.inf, lambda v: v < math.inf, lambda v: v >= -math.inf],
+    ids=["equal", "unequal", "less", "not less"],
+)
+@pytest.mark.parametrize("of_tensor", [False, True])
+def test_comparing_with_infinity_captures_finite_numbers_once(compare, of_tensor):
+    """Regression: each finite number was a capture (observers of fake quantization ask whether they are new)."""
+    state = {"v": math.inf}
+    held = torch.tensor(math.inf)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if compare(held if of_tensor else state["v"]) else x * 3
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    x = torch.ones(2)
+    for value in (math.inf, 3.0, 2.5, 1.25, 7.5, -2.0):
+        state["v"] = value
+        held.fill_(value)
+        assert torch.equal(compiled(x), step(x)), value
+    assert len(compiled.report().captures) <= 3 and not compiled.report().fallbacks
+    for value in (math.nan, -math.inf, math.inf, 4.0, 1e309):
+        state["v"] = value
+        held.fill_(value)
+        assert torch.equal(compiled(x), step(x)), value
+
+
+def test_a_best_value_that_begins_at_infinity():
+    """Regression: the first step was captured five times, and ran eagerly with an internal error."""
+    state = {"best": math.inf}
+
+    def step(x: torch.Tensor, value: float) -> torch.Tensor:
+        state["best"] = min(state["best"], value)
+        return x * state["best"]
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    x = torch.ones(2)
+    best = math.inf
+    for value in (3.0, 4.0, 2.5, 2.75, 1.0):
+        best = min(best, value)
+        assert torch.equal(compiled(x, value), x * best)
+        assert state["best"] == best
+    assert not compiled.report().fallbacks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,9 +35,16 @@ def decided_by_algebra(tracer: GraphTracer, condition: Any) -> tuple[bool, list[
 
 
 def of_one_number(tracer: GraphTracer, condition: Any) -> bool:
-    """Returns True if a number is compared with itself: the algebraic result is right except for NaN."""
+    """Returns True if a number is compared with itself, or one from outside with infinity.
+
+    The algebraic result is right then, if the number is finite.
+    """
     left, *right = tracer.node_of(condition).args
-    return right == [left]
+    if right == [left]:
+        return True
+    sides = [left, *right]
+    leaves = [side for side in sides if safe_isinstance(side, fx.Node) and side.op == "placeholder"]
+    return len(leaves) == 1 and len(sides) == 2 and any(type(side) is float and math.isinf(side) for side in sides)
 
 
 def known_before(floats: list[Any]) -> bool:

@@ -76,6 +76,7 @@ from sidefx_train.errors import Unsupported
 _ASKS = frozenset({types.FunctionType, types.BuiltinFunctionType})
 STANDING = (property, staticmethod, classmethod, types.CellType, types.FunctionType, types.ModuleType)
 """Classes that C code can instantiate; outside instances pass through."""
+_KEY_FUNCTION = type(functools.cmp_to_key(operator.sub))
 _MOST_LISTED = 32
 """Limit of elements of a tensor whose ``tolist()`` is captured: each is an output of the graph."""
 
@@ -420,7 +421,8 @@ class Calls:
 
     def _refuse_unshadowed(self, fn: Any, args: tuple[Any, ...]) -> None:
         """Refuses to pass C code a mutable outside object that has no shadow."""
-        for value in (fn, attribute_of(fn, "__self__"), *args):
+        called = (fn,) if type(fn) is _KEY_FUNCTION else ()  # it calls Python code; other callables of C do not
+        for value in (*called, attribute_of(fn, "__self__"), *args):
             record = self.heap.by_shadow.get(id(value))
             if record is not None and record.shadow is value and record.unshadowed:
                 kind = type(value).__qualname__

@@ -8,6 +8,7 @@ import operator
 import traceback
 import types
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -400,8 +401,11 @@ class Calls:
             self.heap.refuse("SFX111", "registers a hook in an autograd graph from before the step")
 
     def _fill_owner(self, fn: Any, args: tuple[Any, ...]) -> None:
-        """Reads the whole instance for C methods that every object has (``__reduce_ex__``, ``__dir__``...)."""
-        owner = attribute_of(fn, "__self__")
+        """Reads the whole instance for ``dir``, and C methods that every object has (``__reduce_ex__``...)."""
+        if fn is dir and args:
+            fn, owner = object.__dir__, args[0]
+        else:
+            owner = attribute_of(fn, "__self__")
         if owner is None and safe_isinstance(fn, (types.MethodDescriptorType, types.WrapperDescriptorType)) and args:
             owner = args[0]
         record = self.heap.record_of(owner)
@@ -417,6 +421,11 @@ class Calls:
                 if record.instance.space or vars(record.instance.shadow) or slot_names(type(owner)):
                     what = f"{record.source.label}, a {type(owner).__qualname__} with attributes"
                     self.heap.refuse("SFX104", f"{trace_rules.describe(fn)} gets {what}")
+                record.instance.fill()
+        elif safe_isinstance(record, (ListRecord, DictRecord, SetRecord)) and hasattr(object, fn.__name__):
+            if safe_isinstance(record, DictRecord) and type(record.real) is OrderedDict and vars(record.real):
+                record.own_attributes().fill()
+            elif record.instance is not None:
                 record.instance.fill()
 
     def _refuse_unshadowed(self, fn: Any, args: tuple[Any, ...]) -> None:

@@ -58,7 +58,9 @@ def described(value: Any) -> Any:
     return type(value).__name__, parts, {name: described(item) for name, item in own.items()}
 
 
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda value: value.__reduce_ex__(4)[2:3]])
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda value: list(map(described, value.__reduce_ex__(4)[2:3]))]
+)
 @pytest.mark.parametrize("kind", list(MADE))
 def test_a_copy_has_the_attributes(kind, copied):
     """Regression: a copy of a state dict from before the step had no ``_metadata``, and a copied list no attributes."""

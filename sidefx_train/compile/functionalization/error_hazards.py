@@ -127,7 +127,7 @@ def _indices(node: fx.Node) -> list[tuple[fx.Node, int | None, int | None, bool]
     return None
 
 
-_RAISES = (
+_RAISES = (  # what the names begin with
     "embedding_bag",
     "take",
     "_assert",
@@ -139,6 +139,10 @@ _RAISES = (
     "_ctc_loss",
     "pack_padded_sequence",
 )
+_RAISE = frozenset(
+    {"index", "index_put", "index_put_", "binary_cross_entropy", "multi_margin_loss", "multilabel_margin_loss_forward"}
+)
+"""The same, by whole names."""
 
 
 def find_raising_ops(graph: fx.Graph, aliases: Aliases) -> RaisingOps:
@@ -157,7 +161,7 @@ def find_raising_ops(graph: fx.Graph, aliases: Aliases) -> RaisingOps:
         if _asserts_on_device(node, name):
             continue
         if found is None:
-            if any(name.startswith(word) for word in _RAISES) or name in ("index", "index_put", "index_put_"):
+            if any(name.startswith(word) for word in _RAISES) or name in _RAISE:
                 unchecked[node] = None
                 unknown.add(node)
             continue
@@ -292,6 +296,36 @@ def _root_call(index: fx.Node) -> fx.Node | None:
     return node if isinstance(node.target, compat.OpOverload) else None
 
 
+def wait_for_losses(graph: fx.Graph) -> None:
+    """Makes the gradient of a loss that checks probabilities read the loss, so that updates wait for the check.
+
+    They would be deferred otherwise: each new value would be copied once more.
+    """
+    losses = {node.args[:2]: node for node in graph.nodes if node.target is aten.binary_cross_entropy.default}
+    for node in [n for n in graph.nodes if n.target is aten.binary_cross_entropy_backward.default]:
+        loss, given = losses.get(node.args[1:3]), node.args[1]
+        if loss is None:
+            continue
+        with graph.inserting_before(node):
+            always = graph.call_function(aten.eq.Tensor, (loss, loss))
+            same = graph.call_function(aten.where.self, (always, given, given))
+        value = loss.meta["val"]
+        always.meta["val"] = value.new_empty(value.shape, dtype=torch.bool)
+        same.meta["val"] = given.meta["val"]
+        node.args = (node.args[0], same, *node.args[2:])
+
+
+_FACTORIES = tuple(f"aten::{name}" for name in ("ones_like", "zeros_like", "full_like", "empty_like", "new_"))
+
+
+def _reads_no_values(node: fx.Node) -> bool:
+    """Returns True for a factory that takes only the shape and dtype of its argument: the backend drops that argument.
+
+    The gradient of a loss begins with one: it does not wait for the loss.
+    """
+    return isinstance(node.target, compat.OpOverload) and node.target._schema.name.startswith(_FACTORIES)
+
+
 def deferred_mutations(graph: fx.Graph, aliases: Aliases, unchecked: tuple[fx.Node, ...]) -> set[fx.Node]:
     """Returns placeholders whose update could precede one of the ``unchecked`` operations."""
     if not unchecked:
@@ -300,7 +334,7 @@ def deferred_mutations(graph: fx.Graph, aliases: Aliases, unchecked: tuple[fx.No
     state: dict[fx.Node, set[fx.Node]] = {}
     for node in graph.nodes:
         seen: set[fx.Node] = {node} if node in unchecked else set()
-        for arg in node.all_input_nodes:
+        for arg in () if _reads_no_values(node) else node.all_input_nodes:
             seen |= before[arg]
         for root in aliases.reads(node):
             seen |= state.get(root, set())

@@ -21,7 +21,12 @@ import torch
 from torch import fx
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.functionalization.error_hazards import deferred_mutations, factorizes, find_raising_ops
+from sidefx_train.compile.functionalization.error_hazards import (
+    deferred_mutations,
+    factorizes,
+    find_raising_ops,
+    wait_for_losses,
+)
 from sidefx_train.compile.functionalization.input_views import refuse_unsupported, view_bits, view_layout
 from sidefx_train.compile.functionalization.optimizer_tail import Tail, find_tail
 from sidefx_train.compile.functionalization.retrace import Retraced, RetraceOptions, Retracer
@@ -70,6 +75,7 @@ def functionalize(
     """
     graph = traced.module.graph
     drop_dead(graph)
+    wait_for_losses(graph)
     aliases = Aliases(graph)
     refuse_unsupported(traced)
     written = set[fx.Node]().union(*(aliases.writes(n) for n in graph.nodes if n.op == "call_function"))

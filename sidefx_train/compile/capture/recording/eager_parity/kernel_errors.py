@@ -25,6 +25,9 @@ _ORDERING = frozenset(
 )
 """Operations that compare magnitudes; they take the same arguments for tensors of one element."""
 
+_TAKE_NUMBERS = frozenset({aten.smooth_l1_loss, aten.smooth_l1_loss_backward, aten.huber_loss, aten.celu, aten.celu_})
+"""Operations whose kernels check numbers that a decomposition does not."""
+
 _PICKING = frozenset({aten.kthvalue, aten.topk})
 """The operations of :data:`_ORDERING` whose second argument is a count or index: 1 for one element."""
 
@@ -90,12 +93,13 @@ def check_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
     if writes_lists(func):
         _check_lists(func, args, kwargs)
         return
-    ordering = getattr(func, "overloadpacket", None) in _ORDERING
+    takes_numbers = getattr(func, "overloadpacket", None) in _TAKE_NUMBERS
+    ordering = takes_numbers or getattr(func, "overloadpacket", None) in _ORDERING
     if not (torch.Tag.pointwise in func.tags or ordering) or torch.Tag.nondeterministic_seeded in func.tags:
         return
     given = (*args, *kwargs.values())
     tensors = [arg for arg in given if isinstance(arg, torch.Tensor)]
-    special = func in _BITWISE or any(not tensor.is_floating_point() for tensor in tensors)
+    special = takes_numbers or func in _BITWISE or any(not tensor.is_floating_point() for tensor in tensors)
     special = special or (func._schema.is_mutable and _narrows(tensors, given))
     if not special and not any(type(arg) in (bool, complex) for arg in given):
         return

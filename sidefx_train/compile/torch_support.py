@@ -21,7 +21,7 @@ import torch
 from sidefx_train import disk_cache
 from sidefx_train.compile.common.user_code import describable, global_name_of, name_of
 from sidefx_train.config import CompileConfig
-from sidefx_train.errors import GraphBreakError, SideFXWarning
+from sidefx_train.errors import GraphBreakError, SideFXError, SideFXWarning
 from sidefx_train.report import StepReport
 
 CODE = "SFX401"
@@ -219,5 +219,5 @@ def _trained(compiled: bool) -> dict[str, Any]:
 
 
 def _described(error: BaseException) -> str:
-    text = str(error).strip()
+    text = f"[{error.code}] {error.reason}" if isinstance(error, SideFXError) else str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__

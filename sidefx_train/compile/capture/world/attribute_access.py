@@ -261,7 +261,7 @@ class Attributes:
             shown = self.heap.shown.of(obj)
             if shown is not None:
                 return vars(shown.attributes)
-            if not safe_isinstance(record, TensorRecord):
+            if not safe_isinstance(record, TensorRecord) or not compat.converts_functions(type(record.real)):
                 self.heap.refuse("SFX104", "reads the __dict__ of a tensor")
             own = record.own_attributes()
             own.fill()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 from sidefx_train.compile.gpu.simulation import SimulatedStep
 from sidefx_train.config import CompileConfig
-from tests.support.parity import Factory, Picture, run
+from tests.support.parity import Factory, Picture, Program, batches, mlp, run
 
 
 def simulated(
@@ -69,3 +70,30 @@ def leaves(snapshot: Any, where: str) -> Iterator[tuple[str, Any]]:
             yield from leaves(item, f"{where}[{index}]")
     else:
         yield where, snapshot
+
+
+def skipped_by_a_scaler(create: Callable[..., torch.optim.Optimizer]) -> Program:
+    """Returns a step under a ``GradScaler`` that skips the updates of batches 2 and 4.
+
+    Args:
+        create: makes the optimizer from parameters.
+    """
+    model, usual = mlp(), batches((5, 6), classes=3)
+    optimizer = create(model.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = F.cross_entropy(model(x), y)
+        scaler.scale(loss / (x[0, 0] != 5)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    def batch(index: int) -> tuple[torch.Tensor, ...]:
+        x, y = usual(index)
+        if index in (2, 4):
+            x[0, 0] = 5
+        return x, y
+
+    return Program(step, batch, (model, optimizer, scaler))

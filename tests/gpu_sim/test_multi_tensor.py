@@ -29,7 +29,7 @@ from sidefx_train.compile.gpu.simulation.recorder import HostRecorder, StaleAddr
 from sidefx_train.compile.gpu.static_replay import StaticReplay
 from sidefx_train.compile.graph.artifacts import FunctionalGraph
 from sidefx_train.report import CudaGraphRecord
-from tests.gpu_sim.simulated import simulated
+from tests.gpu_sim.simulated import simulated, skipped_by_a_scaler
 from tests.gpu_sim.test_placement import traced
 from tests.support.parity import Program, batches, classifier, mlp
 
@@ -328,27 +328,7 @@ def test_whole_steps(chosen, name):
 
 @pytest.mark.slow
 def test_whole_steps_that_a_scaler_skips(chosen):
-    def make() -> Program:
-        model, usual = mlp(), batches((5, 6), classes=3)
-        optimizer = torch.optim.RMSprop(model.parameters(), lr=0.01, foreach=True)
-        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
-
-        def step(x, y):
-            loss = F.cross_entropy(model(x), y)
-            scaler.scale(loss / (x[0, 0] != 5)).backward()
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-            return loss.detach()
-
-        def batch_of(index):
-            x, y = usual(index)
-            if index in (2, 4):
-                x[0, 0] = 5
-            return x, y
-
-        return Program(step, batch_of, (model, optimizer, scaler))
-
+    make = partial(skipped_by_a_scaler, partial(torch.optim.RMSprop, lr=0.01, foreach=True))
     step = simulated(make, steps=6, rtol=1e-4, atol=1e-5, eager=1)
     assert "update0(" in step.graphs[-1].executable.sources["runner"]
 

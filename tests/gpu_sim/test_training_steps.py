@@ -6,13 +6,12 @@ from functools import partial
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 from sidefx_train.compile.gpu.replaying import recording_on_host
 from sidefx_train.compile.gpu.simulation import DeviceAssertFailed, SimulatedStep
 from sidefx_train.compile.gpu.simulation.recorder import HostRecorder
 from sidefx_train.config import CompileConfig
-from tests.gpu_sim.simulated import simulated
+from tests.gpu_sim.simulated import simulated, skipped_by_a_scaler
 from tests.support import device_programs as programs
 from tests.support.parity import Program, batches, classifier, mlp
 
@@ -63,28 +62,7 @@ def test_every_optimizer(name, options):
 @pytest.mark.parametrize("foreach", [False, True])
 def test_an_update_that_a_scaler_skips(foreach):
     """The counters on the host wait for the device's flag; nothing else does, and the graph has none of them."""
-
-    def make() -> Program:
-        model, usual = mlp(), batches((5, 6), classes=3)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=foreach)
-        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
-
-        def step(x, y):
-            loss = F.cross_entropy(model(x), y)
-            scaler.scale(loss / (x[0, 0] != 5)).backward()
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-            return loss.detach()
-
-        def batch(index):
-            x, y = usual(index)
-            if index in (2, 4):
-                x[0, 0] = 5
-            return x, y
-
-        return Program(step, batch, (model, optimizer, scaler))
-
+    make = partial(skipped_by_a_scaler, partial(torch.optim.AdamW, lr=0.01, foreach=foreach))
     step = simulated(make, steps=6, rtol=1e-4, atol=1e-5, eager=1)
     (graph,) = step.graphs
     assert "if r" in graph.executable.sources["runner"], graph.executable.sources["runner"]

@@ -23,11 +23,17 @@ HANDLER_RAISED = {"handler_raised": signal_handlers.raised}
 """Globals of :func:`answering_errors`."""
 
 
-def answering_errors(answer: str, indent: str = "    ") -> list[str]:
-    """Returns the handler around guards: errors are answered, except those of a signal handler of the program."""
+def answering_errors(answer: str) -> list[str]:
+    """Returns the handler around guards: errors are answered, except those of a signal handler of the program.
+
+    A handler's frame is below that of the guards; most errors are raised in the latter, and nothing more is asked.
+    """
     errors = ", ".join(error.__name__ for error in FETCH_ERRORS)
-    lines = [f"except ({errors}) as error:", "    if handler_raised(error): raise", f"    {answer}"]
-    return [indent + line for line in lines]
+    return [
+        f"    except ({errors}) as error:",
+        "        if error.__traceback__.tb_next is not None and handler_raised(error): raise",
+        f"        {answer}",
+    ]
 
 
 def write_guards(writer: Writer, guards: list[Guard], miss: str = "return MISS") -> list[str]:

@@ -13,6 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.shadows.objects.tensors import PLAIN_TENSORS
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
@@ -116,7 +117,7 @@ def _as_subclass(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any
 @registry.intercept(compat.MAKE_SUBCLASS)
 def _make_subclass(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     cls, tensor, *requires_grad = args
-    if kwargs or type(tensor) is not compat.FakeTensor or cls in _PLAIN or compat.is_wrapper_class(cls):
+    if kwargs or type(tensor) is not compat.FakeTensor or cls in PLAIN_TENSORS or compat.is_wrapper_class(cls):
         return ABSENT
     world.heap.shown.admit(cls, f"makes a {cls.__qualname__}")
     made = world.functions.show(cls, torch.ops.aten.detach.default, tensor)
@@ -128,9 +129,6 @@ def _new(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     if not world.calls.makes_shown(args[0]):
         return ABSENT
     return world.functions.make(args[0], args[1:], kwargs)
-
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 @registry.intercept(compat.CONVERTS)

@@ -13,6 +13,7 @@ import torch
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.frame import in_copy
+from sidefx_train.compile.capture.shadows.objects.tensors import PLAIN_TENSORS
 from sidefx_train.compile.capture.shadows.records import TensorRecord
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
@@ -54,7 +55,7 @@ def _reduce(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 def _not_copied(world: TraceWorld, tensor: torch.Tensor, memo: Any) -> str:
     """Returns why torch's copy, which copies the whole storage, would differ from ours; "" if it would not."""
-    if world.interp.type_of(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+    if world.interp.type_of(tensor) not in PLAIN_TENSORS:
         return f"of the subclass {world.interp.type_of(tensor).__qualname__}"
     if tensor.layout is not torch.strided or tensor.device.type not in ("cpu", "cuda"):
         return f"with layout {tensor.layout} on {tensor.device}"

@@ -16,6 +16,7 @@ import torch
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.object_model.operators import methods_of
+from sidefx_train.compile.capture.shadows.objects.tensors import PLAIN_TENSORS
 from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
 from sidefx_train.compile.capture.world.native_call_facts import MAKES_SUBCLASS
 from sidefx_train.compile.common import interceptor_registry as registry
@@ -23,7 +24,6 @@ from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.trace_rules import describe
 from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _GET_SET = types.GetSetDescriptorType
 _READS = frozenset({"item", "tolist"})
 ANSWERED_ATTRIBUTES = frozenset({"data", "grad", "_version", "requires_grad", "grad_dtype"})
@@ -121,7 +121,9 @@ class FunctionOverrides:
             return False
         methods = methods_of(name) or (f"__{name}__",)
         shown = [
-            cls for value in args if type(value) is compat.FakeTensor and (cls := self._class(value)) not in _PLAIN
+            cls
+            for value in args
+            if type(value) is compat.FakeTensor and (cls := self._class(value)) not in PLAIN_TENSORS
         ]
         return any(
             type(getattr(cls, method, None)) is types.FunctionType

@@ -3,8 +3,9 @@
 There are six: matrix products, which are timed while a graph is lowered; scatter-add of rows, LSTM layers, and
 attention, for graphs that contain them; the code around a graph (optimizer updates, index checks); and the guards,
 whose torch headers take longer to read than everything else takes to compile. Nobody waits for the guards: Python
-checks them until they are built, and with at most two processors they are built after the first graph. If there is no
-compiler, or the build fails, there is no module, and torch's operators and Python are used.
+checks them until they are built, and with at most two processors they are built after the first graph. Of processes
+that need the same module one builds it. If there is no compiler, or the build fails, there is no module, and torch's
+operators and Python are used.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sysconfig
 import threading
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -25,6 +27,7 @@ import torch
 
 from sidefx_train import disk_cache
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.common.process_locks import made_once
 from sidefx_train.compile.native import (
     attention_kernel,
     entry_holder,
@@ -285,6 +288,11 @@ def _is_stored(wanted: _Module) -> bool:
     return disk_cache.load("native", _key(wanted), machine=True) is not None
 
 
+def _stored(key: str) -> Path | None:
+    known = disk_cache.load("native", key, machine=True)
+    return disk_cache.library(known["library"], machine=True) if known is not None else None
+
+
 def _load(wanted: _Module) -> ModuleType | None:
     compiler = os.environ.get("CXX") or shutil.which("g++")
     address = compat.tensor_data_ptr_address()
@@ -292,14 +300,14 @@ def _load(wanted: _Module) -> ModuleType | None:
         wanted.failure = "no C++ compiler" if compiler is None else "unknown layout of tensors, or operating system"
         return None
     key = _key(wanted)
-    known = disk_cache.load("native", key, machine=True)
-    library = disk_cache.library(known["library"], machine=True) if known is not None else None
-    if library is None:
-        name = _compile(compiler, wanted)
-        library = disk_cache.library(name, machine=True) if name is not None else None
+    with made_once(disk_cache.machine_dir(), key, lambda: _stored(key) is not None):
+        library = _stored(key)
         if library is None:
-            return None
-        disk_cache.store("native", key, {"library": name}, wanted.label, machine=True)
+            name = _compile(compiler, wanted)
+            library = disk_cache.library(name, machine=True) if name is not None else None
+            if library is None:
+                return None
+            disk_cache.store("native", key, {"library": name}, wanted.label, machine=True)
     module = disk_cache.load_module(wanted.name, library)
     if module is None:
         return None

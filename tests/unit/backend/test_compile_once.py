@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import sidefx_train
-from sidefx_train.compile.backend import compile_once
 from sidefx_train.compile.backend.compile_once import compiling, is_marked, mark_made
+from sidefx_train.compile.common import process_locks
 
 GRAPH = "00000000000000ab" + 24 * "0"
 OTHER = "00000000000000ff" + 24 * "0"
@@ -70,13 +70,13 @@ def test_a_killed_process_leaves_no_lock():
 
 
 def test_patience_ends(monkeypatch):
-    monkeypatch.setattr(compile_once, "PATIENCE", 0.1)
+    monkeypatch.setattr(process_locks, "PATIENCE", 0.1)
     with another_process(lambda: time.sleep(30)), compiling(GRAPH, lambda: is_marked(GRAPH)) as found:
         assert not found
 
 
 def test_other_graphs_are_not_waited_for(monkeypatch):
-    monkeypatch.setattr(compile_once, "PATIENCE", 20.0)
+    monkeypatch.setattr(process_locks, "PATIENCE", 20.0)
     began = time.monotonic()
     with another_process(lambda: time.sleep(30)), compiling(OTHER, lambda: False):
         assert time.monotonic() - began < 10
@@ -86,7 +86,7 @@ def test_a_folder_without_locks_is_no_obstacle(monkeypatch):
     def refuses(*_):
         raise OSError("no locks available")
 
-    monkeypatch.setattr(compile_once.fcntl, "lockf", refuses)
+    monkeypatch.setattr(process_locks.fcntl, "lockf", refuses)
     with compiling(GRAPH, lambda: False) as found:
         assert not found
 

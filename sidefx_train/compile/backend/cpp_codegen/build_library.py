@@ -10,6 +10,7 @@ A library is cached under a hash of its sources, so equal graphs are built once.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shlex
@@ -27,6 +28,7 @@ from sidefx_train.compile.backend.cpp_codegen.kernel_prelude import HEADER
 from sidefx_train.compile.backend.cpp_codegen.kernel_units import Kernels
 from sidefx_train.compile.backend.cpp_codegen.python_entry import DISPATCH, ENTRY, OUTPUTS, kernels_called
 from sidefx_train.compile.backend.cpp_codegen.wrapper_prelude import header_free_wrapper
+from sidefx_train.compile.common.process_locks import claim
 from sidefx_train.compile.native import attention_module, lstm_module, products_module, rows_module
 from sidefx_train.compile.native.python_abi import python_header
 from sidefx_train.switches import enabled
@@ -179,16 +181,21 @@ def load_library(name: str) -> Callable[[list[Any]], list[Any]] | None:
 def prepare_header(header: str) -> None:
     """Precompiles a header of kernels for later graphs, unless this machine has it already.
 
-    A separate process does it, at low priority; it is not waited for and outlives this one. Inductor's setting for its
-    own headers (``TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS``) disables it.
+    A separate process does it, at low priority; it is not waited for and outlives this one. One does it at a time: it
+    takes half a gigabyte of memory, and on a busy machine minutes. Inductor's setting for its own headers
+    (``TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS``) disables it.
     """
     command = compat.cpp_command(quick=False)
     if not compat.precompiles_headers() or not _is_gnu(command[0]) or _precompiled(command, header) is not None:
         return
-    script = _precompiling(command, header)
-    if script:
-        quiet = subprocess.DEVNULL
-        subprocess.Popen(["sh", "-c", script], stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
+    with contextlib.suppress(OSError), claim(_header_folder(command, header).with_suffix(".lock")) as file:
+        if file is None or _precompiled(command, header) is not None:
+            return
+        script = _precompiling(command, header)
+        quiet, held = subprocess.DEVNULL, (file.fileno(),)
+        subprocess.Popen(
+            ["sh", "-c", script], stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True, pass_fds=held
+        )
 
 
 def accepts_flags(flags: Sequence[str]) -> bool:
@@ -232,13 +239,13 @@ def _precompiled(command: Sequence[str], header: str) -> Path | None:
 
 
 def _precompiling(command: Sequence[str], header: str) -> str:
-    """Returns a shell script that precompiles a header; empty if the cache cannot be written."""
+    """Returns a shell script that precompiles a header.
+
+    Raises:
+        OSError: the cache cannot be written.
+    """
     final = _header_folder(command, header)
-    try:
-        final.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(dir=final.parent, prefix="."))
-    except OSError:
-        return ""
+    folder = Path(tempfile.mkdtemp(dir=final.parent, prefix="."))
     source = folder / "header.h"
     source.write_text(f"#include <{header}>\n")
     make = shlex.join(["nice", *command, "-w", "-x", "c++-header", str(source), "-o", f"{source}.gch"])

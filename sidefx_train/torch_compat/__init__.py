@@ -144,8 +144,12 @@ from sidefx_train.torch_compat.global_state import CHANGES_MODES as CHANGES_MODE
 from sidefx_train.torch_compat.global_state import MODE_AT as MODE_AT
 from sidefx_train.torch_compat.global_state import MODE_OF_TORCH as MODE_OF_TORCH
 from sidefx_train.torch_compat.global_state import NUMBER_OF_MODES as NUMBER_OF_MODES
+from sidefx_train.torch_compat.global_state import PRINT_OPTIONS as PRINT_OPTIONS
+from sidefx_train.torch_compat.global_state import WITHOUT_GETTERS as WITHOUT_GETTERS
 from sidefx_train.torch_compat.global_state import AutocastState as AutocastState
 from sidefx_train.torch_compat.global_state import GlobalState as GlobalState
+from sidefx_train.torch_compat.global_state import KernelSettings as KernelSettings
+from sidefx_train.torch_compat.global_state import Settings as Settings
 from sidefx_train.torch_compat.global_state import answers_changed_by_captures as answers_changed_by_captures
 from sidefx_train.torch_compat.global_state import autocast_depth_kept as autocast_depth_kept
 from sidefx_train.torch_compat.global_state import autocast_enabled as autocast_enabled

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -26,6 +26,12 @@ CHANGES_MODES = (
     torch._C._pop_torch_dispatch_stack,
 )
 """What changes that stack."""
+
+PRINT_OPTIONS = type(torch._tensor_str.PRINT_OPTS)
+"""Class of the object that says how tensors are printed."""
+
+WITHOUT_GETTERS = (torch.set_flush_denormal, torch.set_num_interop_threads)
+"""Functions that set what cannot be asked for."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,122 @@ class AutocastState:
             torch.clear_autocast_cache()
 
 
+@dataclass(frozen=True)
+class Settings:
+    """Torch's global settings, with the devices of the ``torch.device`` contexts that the thread is in.
+
+    Attributes:
+        dtype: default dtype.
+        deterministic: deterministic algorithms are used; an operator that has none only warns.
+        precision: of matrix products in float32.
+        threads: number of threads of an operator.
+        switches: answers of the getters of :func:`_switches`.
+        devices: stack of function modes, as :func:`_default_devices` describes it.
+    """
+
+    dtype: torch.dtype
+    deterministic: tuple[bool, bool]
+    precision: str
+    threads: int
+    switches: tuple[Any, ...]
+    devices: tuple[Any, ...]
+
+    @classmethod
+    def now(cls) -> Settings:
+        deterministic = (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        )
+        switches = tuple(ask() for ask, _ in _switches())
+        dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
+        return cls(dtype, deterministic, _matmul_precision(), threads, switches, _default_devices())
+
+    def restore(self) -> None:
+        """Makes these the settings, except for function modes other than devices that were entered since."""
+        now = Settings.now()
+        if now == self:
+            return
+        if now.dtype != self.dtype:
+            torch.set_default_dtype(self.dtype)
+        if now.deterministic != self.deterministic:
+            torch.use_deterministic_algorithms(self.deterministic[0], warn_only=self.deterministic[1])
+        if now.precision != self.precision:
+            torch.set_float32_matmul_precision(self.precision)
+        if now.threads != self.threads:
+            torch.set_num_threads(self.threads)
+        for (ask, give), value in zip(_switches(), self.switches, strict=True):
+            if ask() != value:
+                give(value)
+        _enter_devices(now.devices, self.devices)
+
+
+def _matmul_precision() -> str:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # the program has set it with another function, whose settings are switches
+        return ""
+
+
+def _enter_devices(now: tuple[Any, ...], wanted: tuple[Any, ...]) -> None:
+    """Leaves and enters ``torch.device`` contexts, if the stacks differ in nothing else."""
+    same = 0
+    while same < min(len(now), len(wanted)) and now[same] == wanted[same]:
+        same += 1
+    if all(isinstance(each, torch.device) for each in (*now[same:], *wanted[same:])):
+        for _ in now[same:]:
+            torch.device("cpu").__exit__(None, None, None)
+        for device in wanted[same:]:
+            device.__enter__()
+
+
+class KernelSettings:
+    """The settings that kernels read when they run, as they were when this was created."""
+
+    def __init__(self) -> None:
+        self._cpu = [ask() for ask in _read_by_kernels("cpu")]
+        self._cuda = [ask() for ask in _read_by_kernels("cuda")]
+        self._dtype = torch.get_default_dtype()
+
+    def changed(self, on_cuda: Callable[[], bool]) -> str | None:
+        """Returns the name of a setting that kernels read and that has changed.
+
+        Args:
+            on_cuda: returns True if kernels of a CUDA device are meant.
+        """
+        for kind, before in (("cpu", self._cpu), ("cuda", self._cuda)):
+            if before != [ask() for ask in _read_by_kernels(kind)] and (kind == "cpu" or on_cuda()):
+                asked = zip(_read_by_kernels(kind), before, strict=True)
+                return next(_setting_name(ask) for ask, value in asked if ask() != value)
+        return None
+
+    def other_dtype(self) -> bool:
+        """Returns True if the default dtype has changed."""
+        return torch.get_default_dtype() != self._dtype
+
+
+@cache
+def _read_by_kernels(kind: str) -> tuple[Callable[[], Any], ...]:
+    """Returns getters of settings that kernels of this kind of device read, instead of what records a step."""
+    general = (
+        torch.are_deterministic_algorithms_enabled,
+        torch.is_deterministic_algorithms_warn_only_enabled,
+        torch.get_num_threads,
+        _matmul_precision,
+    )
+    of_cuda = re.compile("cuda|cudnn|cublas|miopen|rocm|sm_carveout")
+    decided = re.compile("sdp|autograd|backcompat|dtensor|executor|warn|view_replay|sparse")
+    asks = [ask for ask, _ in _switches() if not decided.search(_setting_name(ask))]
+    if kind == "cuda":
+        return tuple(ask for ask in asks if of_cuda.search(_setting_name(ask)))
+    return general + tuple(ask for ask in asks if not of_cuda.search(_setting_name(ask)))
+
+
+def _setting_name(ask: Any) -> str:
+    if isinstance(ask, partial):
+        return f"fp32_precision of {ask.args[0]} {ask.args[1]}"
+    return str(ask.__name__.removeprefix("_").removeprefix("get_"))
+
+
 class GlobalState:
     """Torch's current thread-wide state: grad mode, autocast, determinism, default dtype and device, threads, modes."""
 
@@ -78,7 +200,7 @@ class GlobalState:
             found = [] if self._settings.check() else [f"of {self._settings.reason()}"]
         found += [] if _default_devices() == self._devices else ["the default device, or a mode of functions"]
         asked = zip(_switches(), self._switches, strict=True)
-        found += [f"torch._C.{give.__name__.strip('_')}" for (ask, give), before in asked if ask() != before]
+        found += [_setting_name(ask) for (ask, _), before in asked if ask() != before]
         return found if _entered_contexts() == self._contexts else [*found, "an autograd context"]
 
     def check(self) -> bool:
@@ -120,8 +242,22 @@ def _switches() -> tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...]:
     kernels = ("cudnn", "flash", "math", "mem_efficient", "overrideable")
     pairs += [(f"_get_{name}_sdp_enabled", f"_set_sdp_use_{name}") for name in kernels]
     pairs.append(("_is_view_replay_enabled", "_set_view_replay_enabled"))
+    pairs.append(("_check_sparse_tensor_invariants", "_set_check_sparse_tensor_invariants"))
     found = [(getattr(torch._C, ask, None), getattr(torch._C, give)) for ask, give in pairs if not _KEPT.search(ask)]
-    return tuple((ask, give) for ask, give in found if ask is not None and _answers(ask))
+    return tuple((ask, give) for ask, give in [*found, *_precisions()] if ask is not None and _answers(ask))
+
+
+def _precisions() -> Iterator[tuple[Callable[[], Any], Callable[[Any], Any]]]:
+    """Yields getters and setters of the precisions in float32; one that is not set answers as the more general one."""
+    ask, give = (
+        getattr(torch._C, "_get_fp32_precision_getter", None),
+        getattr(torch._C, "_set_fp32_precision_setter", None),
+    )
+    if ask is None or give is None:
+        return
+    for backend in ("generic", "mkldnn", "cuda"):
+        for operation in ("all", "conv", "rnn", "matmul") if backend != "generic" else ("all",):
+            yield partial(ask, backend, operation), partial(give, backend, operation)
 
 
 _KEPT = re.compile(
@@ -142,13 +278,24 @@ def answers_changed_by_captures() -> dict[Any, Any]:
     return {torch._C._is_multithreading_enabled: torch._C._is_multithreading_enabled()}
 
 
-def settings_of(fn: Any) -> tuple[Callable[[], Any], ...]:
-    """Returns getters of settings that an operation of torch branches on while recorded: the allowed attention
-    kernels."""
-    if getattr(fn, "__name__", "") not in ("scaled_dot_product_attention", "multi_head_attention_forward"):
-        return ()
-    names = ("flash", "math", "mem_efficient", "cudnn")
-    return tuple(getattr(torch._C, f"_get_{name}_sdp_enabled") for name in names)
+def settings_of(fn: Any) -> tuple[tuple[Callable[..., Any], tuple[str, ...]], ...]:
+    """Returns what a function of torch reads or sets beside its arguments, as getters with their arguments.
+
+    That is the allowed attention kernels, on which it branches while it is recorded, or any setting: one that is set to
+    the value that it has is an effect where it has another.
+    """
+    if getattr(fn, "__name__", "") in ("scaled_dot_product_attention", "multi_head_attention_forward"):
+        names = ("flash", "math", "mem_efficient", "cudnn")
+        return tuple((getattr(torch._C, f"_get_{name}_sdp_enabled"), ()) for name in names)
+    if fn in _setters() or str(getattr(fn, "__module__", "")).startswith("torch.backends"):
+        return tuple((ask.func, ask.args) if isinstance(ask, partial) else (ask, ()) for ask, _ in _switches())
+    return ()
+
+
+@cache
+def _setters() -> frozenset[Any]:
+    """Returns the functions of torch's C library that set one of :func:`_switches`."""
+    return frozenset(give.func if isinstance(give, partial) else give for _, give in _switches())
 
 
 def _entered_contexts() -> tuple[Any, ...]:
@@ -160,6 +307,8 @@ def _entered_contexts() -> tuple[Any, ...]:
         torch._C._autograd._top_saved_tensors_default_hooks(True),
         torch._C._autograd._saved_tensors_hooks_get_disabled_error_message(),
         torch._C._functorch.peek_interpreter_stack() is None,
+        torch._C._is_fwd_grad_enabled(),
+        torch.utils._device.CURRENT_DEVICE,  # of set_default_device
     )
 
 
@@ -193,13 +342,11 @@ def _drop_guards_of_torch(error: BaseException | None) -> None:
 @contextmanager
 def restoring_state() -> Iterator[None]:
     """Context that restores torch's thread-wide state, whatever a capture that stopped halfway has changed."""
-    grad, dtype, threads = torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_num_threads()
-    deterministic = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    grad, settings, forward = torch.is_grad_enabled(), Settings.now(), torch._C._is_fwd_grad_enabled()
     anomaly = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
     level = forward_ad._current_level
     overriding = torch._C._get_torch_function_state()
     autocast, functions = AutocastState.now(), _default_devices()
-    switches = [(ask, give, ask()) for ask, give in _switches()]
     disabled = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
     keys = torch._C._ForceDispatchKeyGuard(
         torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
@@ -226,15 +373,10 @@ def restoring_state() -> Iterator[None]:
         autocast.restore()
         torch.set_grad_enabled(grad)
         torch.set_anomaly_enabled(*anomaly)
-        for ask, give, before in switches:
-            if ask() != before:
-                give(before)
+        torch._C._set_fwd_grad_enabled(forward)
+        settings.restore()
         if forward_ad._current_level > level:
             forward_ad.exit_dual_level(level=forward_ad._current_level)
-        torch.set_default_dtype(dtype)
-        torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
-        if torch.get_num_threads() != threads:
-            torch.set_num_threads(threads)
 
 
 def _autocast_nesting() -> int:

@@ -56,7 +56,7 @@ DECIDING_OPTIMIZERS = frozenset({"torch.optim.radam", "torch.optim.asgd", "torch
 
 INLINED_FUNCTIONS = frozenset(
     {"checkpoint", "custom_function_call", "triplet_margin_with_distance_loss", "get_inner_hook", "inner_hook"}
-    | {"gaussian_nll_loss", "__torch_function__", "_pop_mode_temporarily"}
+    | {"gaussian_nll_loss", "__torch_function__", "_pop_mode_temporarily", "flags"}
 )
 """Names in native modules that call back into user code, or check values of tensors, and are therefore inlined."""
 
@@ -166,6 +166,19 @@ DEFERRED_METHODS: dict[str, frozenset[str]] = {
     "tensorboardX": frozenset({"add_scalar", "add_scalars", "add_histogram", "add_text", "flush"}),
 }
 """Calls that only print or record their arguments, by package and name."""
+
+
+READ_BY_DEFERRED_CALLS = (logging.Filterer, logging.Manager, logging.Formatter, compat.PRINT_OPTIONS)
+"""Classes of objects that deferred calls read: how tensors are printed, what is logged. A step that changes one from
+outside changes it between its own deferred calls."""
+
+CHANGE_LOGGERS = (
+    logging.Logger.addHandler,
+    logging.Logger.removeHandler,
+    logging.Filterer.addFilter,
+    logging.Filterer.removeFilter,
+)
+"""Methods that change what those objects contain."""
 
 
 VALUE_METHODS = frozenset(

@@ -433,29 +433,36 @@ def _same_counter(record: TensorRecord, in_storage: list[TensorRecord]) -> Tenso
 
 @dataclass(frozen=True)
 class _Modes:
-    """The grad mode and the autocast regions: what a step may leave changed, and a part of one inside ``with``."""
+    """What a step may leave changed, and a part of one inside ``with``: grad mode, autocast regions, settings."""
 
     grad: bool
     autocast: compat.AutocastState
+    settings: compat.Settings
 
     @classmethod
     def now(cls) -> _Modes:
-        return cls(torch.is_grad_enabled(), compat.AutocastState.now())
+        return cls(torch.is_grad_enabled(), compat.AutocastState.now(), compat.Settings.now())
 
     def set(self) -> None:
         torch.set_grad_enabled(self.grad)
         self.autocast.restore()
+        self.settings.restore()
 
     def keep(self, world: TraceWorld, before: compat.GlobalState) -> None:
-        """Keeps what the step, or the part so far, has changed since, as effects; refuses other settings."""
+        """Keeps what the step, or the part so far, has changed since, as effects; refuses other settings.
+
+        The settings are then those of the entry again, which guards compare.
+        """
         now = _Modes.now()
         self.set()
         changed = before.changed_settings()
         if changed:
-            reason = f"leaves a global setting of torch changed (determinism, default dtype...): {changed[0]}"
-            world.heap.refuse("SFX111", reason)
-        now.set()
+            world.heap.refuse("SFX111", f"leaves a global setting of torch changed: {changed[0]}")
+        torch.set_grad_enabled(now.grad)
+        now.autocast.restore()
         if now.grad != self.grad:
             world.defer(compat.set_grad_enabled, (now.grad,), {})
         if now.autocast != self.autocast:
             world.defer(compat.AutocastState.restore, (now.autocast,), {})
+        if now.settings != self.settings:
+            world.defer(compat.Settings.restore, (now.settings,), {})

@@ -71,6 +71,15 @@ for _change in compat.CHANGES_MODES:
     registry.intercept(_change)(_change_modes)
 
 
+def _set_for_the_thread(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Refuses what nobody can ask for afterwards: it could be neither kept as an effect nor undone."""
+    world.heap.refuse("SFX103", "changes a setting of torch that has no getter (flushing of denormal numbers)")
+
+
+for _set in compat.WITHOUT_GETTERS:
+    registry.intercept(_set)(_set_for_the_thread)
+
+
 @registry.intercept(compat.MAKE_WRAPPER)
 def _make_wrapper(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Makes a wrapper as eager does; its storage is empty, so nothing is recorded."""

@@ -21,6 +21,7 @@ from sidefx_train.compile.capture.recording.constant_masks import select, select
 from sidefx_train.compile.capture.recording.eager_parity.derivatives import fill_picked, multiplies_picked
 from sidefx_train.compile.capture.recording.eager_parity.foreach import count_lists, one_after_another
 from sidefx_train.compile.capture.recording.eager_parity.kernel_errors import check_kernel
+from sidefx_train.compile.capture.recording.eager_parity.kernel_settings import check_settings
 from sidefx_train.compile.capture.recording.eager_parity.linalg_values_only import mark
 from sidefx_train.compile.capture.recording.eager_parity.memory_overlap import check_overlap
 from sidefx_train.compile.capture.recording.eager_parity.resize import enlarged, resized, set_layout
@@ -89,6 +90,7 @@ class RepeatingMode(compat.RecordingMode):
         self.differentiated = ""
         self.depth = 0
         self._wrapper_depth = 0
+        self._settings = compat.KernelSettings()
         self._lines: dict[int, Location | None] = {}  # by sequence number of the autograd node
 
     def draws(self, kind: str) -> list[fx.Node]:
@@ -172,6 +174,7 @@ class RepeatingMode(compat.RecordingMode):
         if compat.is_collective(func):  # on known contents the fake mode would run it, and other processes wait for it
             self._forget_constants((args, named))
         called, func = func, _SHARING.get(func, func)
+        check_settings(self._settings, func, args, named)
         check_overlap(func, args, named)
         check_strided(self.graph_tracer, func, args, named)
         answer = self._drawn_before(func, args, named)

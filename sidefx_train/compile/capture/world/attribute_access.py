@@ -201,6 +201,8 @@ class Attributes:
             builtin_methods.dict_operator(self.world, space, "setitem", (space.shadow, name, value))
             return
         record = _of_attributes(record)
+        if record is not None and safe_isinstance(obj, trace_rules.READ_BY_DEFERRED_CALLS):
+            self.heap.refuse("SFX103", f"changes how {type(obj).__qualname__} shows or logs values")
         if safe_isinstance(record, InstanceRecord):
             if type(field) is types.MemberDescriptorType:
                 record.set_slot(name, value)

@@ -371,8 +371,8 @@ class Calls:
             self._note_made(fn, args, made)
         if type(fn) in _ASKS:
             made = self.world.queries.note(fn, args, kwargs, made)
-            for ask in compat.settings_of(fn):
-                self.world.queries.note(ask, (), {}, ask())
+            for ask, given in compat.settings_of(fn):
+                self.world.queries.note(ask, given, {}, ask(*given))
         if not torch_call and type(fn) in HASHABLE:
             self.heap.definitions.asked(fn, args, made, self.world.new_classes.keys())
         return made

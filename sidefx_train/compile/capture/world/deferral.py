@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from sidefx_train.compile.capture.interpreter.frame_objects import Place
 from sidefx_train.compile.capture.shadows.deferred_values import DeferredCall, DeferredResult
 from sidefx_train.compile.capture.world.argument_snapshot import ArgumentSnapshot
@@ -18,9 +20,11 @@ class Deferral:
     def __init__(self, world: CaptureWorldAPI) -> None:
         self.world = world
         self.heap, self.interp, self.tracer = world.heap, world.interp, world.tracer
+        self._dtype = torch.get_default_dtype()
 
     def defer(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Defers a call until after the graph, with a snapshot of its arguments."""
+        self.check_shown()
         shown = trace_rules.shows_text(fn)
         snapshots = ArgumentSnapshot(self.world, shown)
         caller = self.interp.current_frame
@@ -29,6 +33,12 @@ class Deferral:
         self.world.deferred.append(call)
         if args and trace_rules.mutates_object_later(fn):
             self.world.mutated_after_graph[id(args[0])] = trace_rules.describe(fn)
+
+    def check_shown(self) -> None:
+        """Refuses to defer a call while the default dtype is not that of the step's start: tensors of that dtype are
+        shown without it."""
+        if torch.get_default_dtype() != self._dtype:
+            self.world.heap.refuse("SFX111", "prints or logs while the step has a setting of torch changed: the dtype")
 
     def defer_change(self, fn: Callable[..., Any], args: tuple[Any, ...], what: str) -> None:
         """Defers ``fn(*args)``, which changes its first argument; reading that argument first breaks the graph."""
@@ -43,4 +53,5 @@ class Deferral:
 
     def freeze(self, value: Any) -> Any:
         """Returns a snapshot of a value for a deferred string."""
+        self.check_shown()
         return ArgumentSnapshot(self.world, shown=True).value(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import contextvars
 import functools
+import logging
 import sys
 import types
 import warnings
@@ -40,6 +41,7 @@ from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.host_draws import is_generator
 from sidefx_train.compile.common.library_modules import is_library
+from sidefx_train.compile.common.logging_code import own_code
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import attribute_of, class_method_of, safe_isinstance
 
@@ -181,12 +183,26 @@ class Interception:
         if fn is print and self._writes_inside(kwargs.get("file")):
             self._print_now(args, **kwargs)
             return None
+        if not trace_rules.is_deferred(fn, args):
+            return ABSENT
         if fn is warnings.warn:
+            self._check_own_code(None)
             return deferred_warnings.warn(self.world, args, kwargs)
-        if trace_rules.is_deferred(fn, args):
-            self.world.defer(fn, args, kwargs)
-            return None
-        return ABSENT
+        logger = args[0] if args else attribute_of(fn, "__self__")
+        if safe_isinstance(logger, logging.Logger):
+            record = self.heap.record_of(logger)
+            self._check_own_code(record.real if record is not None else logger)
+        self.world.defer(fn, args, kwargs)
+        return None
+
+    def _check_own_code(self, logger: logging.Logger | None) -> None:
+        """Refuses to defer a warning, or a record of a logger, that the program's own code handles."""
+        own = own_code(logger)
+        if own is not None:
+            self.heap.refuse("SFX103", f"logs or warns through {own}, which may read what the step changes")
+        name = f"handlers of {'warnings' if logger is None else logger.name} in the program"
+        sources = self.heap.sources
+        self.heap.guard("equal", sources.call(sources.const(functools.partial(own_code, logger), name)), None)
 
     def _fact_of_process(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answers for addresses, the recursion limit and the thread."""

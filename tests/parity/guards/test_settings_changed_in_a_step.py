@@ -1,0 +1,192 @@
+"""Settings of torch that a step changes: its kernels run with them, later steps find them, breaks keep them."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, nullcontext
+
+import pytest
+import torch
+from torch.nn.functional import conv2d
+
+import sidefx_train
+from tests.support.graph_breaks import outside
+
+pytestmark = pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarning")
+
+WEIGHT = torch.randn(16, 3, 3, 3)
+
+
+@contextmanager
+def during(give, value, before):
+    give(value)
+    try:
+        yield
+    finally:
+        give(before)
+
+
+@pytest.fixture(autouse=True)
+def settings():
+    """Leaves the settings as they were."""
+    from sidefx_train import torch_compat as compat
+
+    before = compat.Settings.now()
+    yield
+    torch.set_flush_denormal(False)
+    before.restore()
+
+
+def convolves(x):
+    with torch.backends.mkldnn.flags(enabled=False):
+        return conv2d(x, WEIGHT)
+
+
+def convolves_after_a_property(x):
+    torch.backends.mkldnn.enabled = False
+    y = conv2d(x, WEIGHT)
+    torch.backends.mkldnn.enabled = True
+    return y, conv2d(x, WEIGHT)
+
+
+def differentiates(x):
+    x = x.clone().requires_grad_()
+    y = conv2d(x, WEIGHT).sum()
+    with torch.backends.mkldnn.flags(enabled=False):
+        y.backward()
+    return x.grad
+
+
+def fills(x):
+    with during(torch.use_deterministic_algorithms, True, False):
+        return torch.empty(5), x.new_empty(3), torch.empty(2, dtype=torch.int64), torch.empty(3).resize_(10)
+
+
+def raises_without_a_deterministic_kernel(x):
+    with during(torch.use_deterministic_algorithms, True, False):
+        return x.flatten()[:9].clone().put_(torch.tensor([1, 2]), torch.ones(2))
+
+
+def flushes(x):
+    with during(torch.set_flush_denormal, True, False):
+        return (x * 0 + 1e-39) * 0.5
+
+
+def divides_integers(x):
+    with during(torch.set_default_dtype, torch.float64, torch.float32):
+        return torch.arange(3) / 2, torch.arange(3).sqrt(), torch.ones(2), x * 2
+
+
+PROGRAMS = [
+    convolves, convolves_after_a_property, differentiates, fills, raises_without_a_deterministic_kernel, flushes,
+    divides_integers,
+]  # fmt: skip
+
+
+def outcome(function, x):
+    try:
+        made = function(x)
+    except RuntimeError as error:
+        return str(error)
+    return made if isinstance(made, tuple) else (made,)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_kernels_run_with_what_the_step_has_set(program):
+    step = sidefx_train.compile(program, backend="eager")
+    for seed in range(3):
+        x = torch.randn(4, 3, 33, 33, generator=torch.Generator().manual_seed(seed))
+        expected, found = outcome(program, x), outcome(step, x)
+        assert isinstance(expected, str) == isinstance(found, str)
+        if isinstance(expected, str):
+            assert found == expected
+            continue
+        for one, other in zip(expected, found, strict=True):
+            assert one.dtype == other.dtype
+            torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+SETTINGS = {
+    "benchmark": (lambda: torch.backends.cudnn.benchmark, lambda v: setattr(torch.backends.cudnn, "benchmark", v)),
+    "onednn": (torch._C._get_mkldnn_enabled, torch._C._set_mkldnn_enabled),
+    "deterministic": (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    "sparse": (torch._C._check_sparse_tensor_invariants, torch._C._set_check_sparse_tensor_invariants),
+    "attention": (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
+    "warnings": (torch.is_warn_always_enabled, torch.set_warn_always),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_stays_as_a_step_leaves_it(name):
+    """Also where the step was captured while it had that value."""
+    ask, give = SETTINGS[name]
+    first = ask()
+
+    def program(x):
+        y = x * 2
+        give(not first)
+        return y
+
+    step = sidefx_train.compile(program, backend="eager")
+    for before in (first, first, not first, not first, first, first):
+        give(before)
+        assert torch.equal(step(torch.ones(2)), torch.full((2,), 2.0))
+        assert ask() is not first
+    assert step.report().replays == 6 and not step.report().breaks
+
+
+@pytest.mark.skipif(not hasattr(torch._C, "_set_fp32_precision_setter"), reason="before torch 2.9")
+def test_a_precision_stays_as_a_step_leaves_it():
+    def ask():
+        return torch._C._get_fp32_precision_getter("mkldnn", "conv")
+
+    def program(x):
+        torch._C._set_fp32_precision_setter("mkldnn", "conv", "tf32")
+        return x * 2
+
+    step = sidefx_train.compile(program, backend="eager")
+    for _ in range(3):
+        torch._C._set_fp32_precision_setter("mkldnn", "conv", "none")
+        step(torch.ones(2))
+        assert ask() == "tf32"
+    torch._C._set_fp32_precision_setter("mkldnn", "conv", "none")
+
+
+CONTEXTS = {
+    "device": lambda: torch.device("cpu"),
+    "nested devices": lambda: torch.device("meta"),
+    "cudnn": lambda: torch.backends.cudnn.flags(enabled=False),
+    "onednn": lambda: torch.backends.mkldnn.flags(enabled=False),
+    "deterministic": lambda: during(torch.use_deterministic_algorithms, True, False),
+    "dtype": lambda: during(torch.set_default_dtype, torch.float64, torch.float32),
+    "threads": lambda: during(torch.set_num_threads, 2, torch.get_num_threads()),
+}
+
+
+@pytest.mark.parametrize("name", CONTEXTS)
+def test_a_break_inside_a_setting_is_captured_in_parts(name):
+    def program(x):
+        with CONTEXTS[name](), torch.device("cpu") if name == "nested devices" else nullcontext():
+            y = x * 2
+            value = outside(y.sum())
+            z = y * value + torch.ones(3)
+        return z, torch.ones(2), torch.get_default_dtype(), torch.get_default_device(), torch.get_num_threads()
+
+    step = sidefx_train.compile(program, backend="eager")
+    for seed in range(4):
+        x = torch.randn(3, generator=torch.Generator().manual_seed(seed))
+        found, expected = step(x), program(x)
+        assert found[2:] == expected[2:]
+        assert all(torch.equal(one, other) for one, other in zip(found[:2], expected[:2], strict=True))
+        assert found[0].dtype == expected[0].dtype
+    report = step.report()
+    assert report.replays == 4 and not report.fallbacks and report.breaks
+
+
+def test_a_capture_that_fails_leaves_no_setting_behind():
+    def program(x):
+        with during(torch.set_float32_matmul_precision, "medium", torch.get_float32_matmul_precision()):
+            return sidefx_train.compile(lambda x: float(x.sum()))(x)
+
+    step = sidefx_train.compile(program, backend="eager")
+    step(torch.ones(3))
+    assert torch.get_float32_matmul_precision() == "highest"

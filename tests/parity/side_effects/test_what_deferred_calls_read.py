@@ -1,0 +1,161 @@
+"""What prints, records and warnings look like depends on objects that a step may change in between."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+
+import pytest
+import torch
+
+import sidefx_train
+
+pytestmark = pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarning")
+
+LOG = logging.getLogger("tests.what_deferred_calls_read")
+
+
+class State:
+    value = 1
+
+
+STATE = State()
+
+
+class Kept(logging.StreamHandler):
+    """A library's handler would be a ``StreamHandler``: this class is the program's own."""
+
+    def emit(self, record):
+        self.stream.write(f"{STATE.value} {record.getMessage()}\n")
+
+
+@contextlib.contextmanager
+def handled_by(handler):
+    LOG.propagate = False
+    LOG.setLevel(logging.INFO)
+    LOG.addHandler(handler)
+    try:
+        yield
+    finally:
+        LOG.removeHandler(handler)
+        LOG.setLevel(logging.NOTSET)
+        LOG.propagate = True
+        LOG.filters.clear()
+
+
+def print_options(x):
+    torch.set_printoptions(precision=8)
+    print(x * 2)
+    text = str(x * 3)
+    torch.set_printoptions(profile="default")
+    print(x * 2)
+    return text
+
+
+def default_dtype(x):
+    torch.set_default_dtype(torch.float64)
+    print(x.double() * 2)
+    text = f"{x * 2}"
+    torch.set_default_dtype(torch.float32)
+    print(x.double() * 2)
+    return text
+
+
+def level_of_a_handler(x):
+    LOG.handlers[0].setLevel(logging.ERROR)
+    LOG.info("not shown %s", x * 2)
+    LOG.handlers[0].setLevel(logging.NOTSET)
+    LOG.info("shown %s", x * 2)
+
+
+def level_of_a_logger(x):
+    LOG.setLevel(logging.ERROR)
+    LOG.info("not shown %s", x * 2)
+    LOG.setLevel(logging.INFO)
+    LOG.info("shown %s", x * 2)
+
+
+def disabled(x):
+    logging.disable(logging.CRITICAL)
+    LOG.info("not shown %s", x * 2)
+    logging.disable(logging.NOTSET)
+    LOG.info("shown %s", x * 2)
+
+
+def a_handler_of_its_own(x):
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    LOG.addHandler(handler)
+    LOG.info("shown %s", x * 2)
+    LOG.removeHandler(handler)
+    LOG.info("shown elsewhere %s", x * 2)
+    return stream.getvalue()
+
+
+def a_filter(x):
+    def numbered(record):
+        record.msg = f"{STATE.value} {record.msg}"
+        return True
+
+    LOG.addFilter(numbered)
+    STATE.value += 1
+    LOG.info("shown %s", x * 2)
+    STATE.value += 1
+    LOG.removeFilter(numbered)
+
+
+def reads_the_state(x):
+    STATE.value += 1
+    LOG.info("first %s", x * 2)
+    STATE.value += 1
+
+
+def warns(x):
+    STATE.value += 1
+    warnings.warn("text", stacklevel=1)
+    STATE.value += 1
+
+
+PROGRAMS = [
+    print_options, default_dtype, level_of_a_handler, level_of_a_logger, disabled, a_handler_of_its_own, a_filter,
+    reads_the_state, warns,
+]  # fmt: skip
+
+
+def outcome(function, kind):
+    """Returns what three calls print, log, return and leave."""
+    STATE.value = 1
+    shown = io.StringIO()
+
+    def show(message, *_):
+        shown.write(f"{STATE.value} {message}\n")
+
+    found = []
+    with warnings.catch_warnings(), contextlib.redirect_stdout(shown), handled_by(kind(shown)):
+        warnings.simplefilter("always")
+        warnings.simplefilter("ignore", sidefx_train.SideFXWarning)
+        warnings.showwarning = show
+        for number in range(3):
+            found.append(function(torch.tensor([1 / 3, number + 2 / 3])))
+    return shown.getvalue(), found, STATE.value
+
+
+@pytest.mark.parametrize("kind", [logging.StreamHandler, Kept])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_they_look_as_in_eager(program, kind):
+    assert outcome(sidefx_train.compile(program, backend="eager"), kind) == outcome(program, kind)
+
+
+def test_a_librarys_handlers_leave_one_graph():
+    def program(x):
+        STATE.value += 1
+        LOG.info("%s", x * 2)
+        warnings.warn("text", stacklevel=1)
+
+    step = sidefx_train.compile(program, backend="eager", fullgraph=True)
+    with handled_by(logging.StreamHandler(io.StringIO())), warnings.catch_warnings(record=True):
+        for _ in range(3):
+            step(torch.ones(2))
+    assert step.report().replays == 3

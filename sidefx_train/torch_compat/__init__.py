@@ -220,6 +220,8 @@ from sidefx_train.torch_compat.op_overloads import name_of_derivative as name_of
 from sidefx_train.torch_compat.op_overloads import operator_arguments as operator_arguments
 from sidefx_train.torch_compat.op_overloads import operator_defaults as operator_defaults
 from sidefx_train.torch_compat.op_overloads import python_derivative as python_derivative
+from sidefx_train.torch_compat.op_overloads import CALLS_COND as CALLS_COND
+from sidefx_train.torch_compat.op_overloads import map_function as map_function
 from sidefx_train.torch_compat.op_overloads import run_compiled as run_compiled
 from sidefx_train.torch_compat.op_overloads import while_loop as while_loop
 from sidefx_train.torch_compat.overrides.functions import AS_SUBCLASS as AS_SUBCLASS

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch._higher_order_ops import utils as _operator_utils
+from torch._higher_order_ops.map import map as map_function
 from torch._higher_order_ops.while_loop import while_loop as while_loop
 
 DEVICE_OF = torch.ops.prim.device.default
@@ -18,6 +19,9 @@ READS = frozenset({_aten._local_scalar_dense.default, _aten.detach.default, _ate
 """Operators that only read a tensor, or hand it on."""
 
 HigherOrderOperator = torch._ops.HigherOrderOperator
+
+CALLS_COND = type(torch.ops.higher_order.cond).__call__
+"""Python method by which the operator of ``torch.cond`` is called."""
 
 run_compiled = _operator_utils._maybe_compile_and_run_fn
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import sidefx_train
-from sidefx_train.torch_compat import while_loop
+from sidefx_train.torch_compat import map_function, while_loop
 from tests.support.parity import Program, batches, mlp, parity
 from tests.support.training_steps import trained
 
@@ -153,7 +153,7 @@ REFUSED = [
     (written, f"{TRUE} writes in place to a tensor from outside"),
     (lambda h: F.dropout(h), f"{TRUE} draws random numbers"),
     (lambda h: h * h.sum().item(), f"{TRUE} computes a number"),
-    (lambda h: h * torch.tensor(2.0), f"{TRUE} makes a tensor from Python values or branches again"),
+    (lambda h: h * torch.tensor(2.0), f"{TRUE} makes a tensor from Python values, or loops"),
     (lambda h: 1, f"{TRUE} returns a int, not tensors"),
     (lambda h: (h * 2,), "the branches of torch.cond return differently nested tensors"),
 ]
@@ -211,3 +211,134 @@ def test_while_loop_under_autograd_is_refused():
     with pytest.raises(sidefx_train.errors.GraphBreakError) as refusal:
         compiled(torch.zeros(2, requires_grad=True))
     assert refusal.value.reason == "autograd through while_loop; put it under torch.no_grad()"
+
+
+# ---------------------------------------------------------------------- branches of branches
+def by_two_signs(model, x, y):
+    """The false branch branches again; each innermost function uses another parameter."""
+    hidden = model[0](x)
+
+    def negative(h):
+        return torch.cond(h.mean() < -0.05, lambda h: h * model[1].bias, lambda h: model[1](h), (h,))
+
+    hidden = torch.cond(hidden.sum() > 0, lambda h: h.sin(), negative, (hidden,))
+    return F.cross_entropy(hidden, y)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_nested_branches(backend):
+    def make() -> Program:
+        return trained(by_two_signs, nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 4)))
+
+    parity(make, steps=8, backend=backend)
+
+
+def test_nested_branches_take_every_way():
+    def step(x, y):
+        inner = lambda x: torch.cond(y, lambda x: x.cos(), lambda x: (x * 3, x)[0], (x,))
+        return torch.cond(x.sum() > 0, inner, lambda x: torch.cond(y, lambda x: x.sin(), lambda x: x - 1, (x,)), (x,))
+
+    compiled = sidefx_train.compile(step, backend="eager", fullgraph=True)
+    for sign in (1.0, -1.0):
+        for flag in (True, False):
+            x = torch.full((3,), sign)
+            wanted = ((x.cos() if flag else x * 3) if sign > 0 else (x.sin() if flag else x - 1)).clone()
+            assert torch.equal(compiled(x, torch.tensor(flag)), wanted)
+    assert sidefx_train.explain(compiled).captures and len(sidefx_train.explain(compiled).captures) == 1
+
+
+# ---------------------------------------------------------------------- the operator of torch.cond
+OPERATOR = torch.ops.higher_order.cond
+
+
+def test_operator():
+    """Called with functions, it is torch's own kernel in eager: one function is called."""
+
+    def step(x, y):
+        chosen = OPERATOR(x.sum() > 0, lambda a, b: (a.sin(), a * b), lambda a, b: (a.cos(), a - b), (x, x + 1))
+        return chosen, OPERATOR(pred=x.mean() > 0, true_fn=torch.sin, false_fn=torch.cos, operands=[x])
+
+    parity(lambda: plain(step), steps=5)
+
+
+def test_operator_differentiates_operands():
+    def loss(model, x, y):
+        hidden = model(x)
+        hidden = OPERATOR(hidden.sum() > 0, lambda h, w: (h * w,), lambda h, w: (h - w,), (hidden, model[-1].bias))[0]
+        return F.cross_entropy(hidden, y)
+
+    parity(lambda: trained(loss, mlp()), steps=5)
+
+
+WEIGHT = torch.ones(3, requires_grad=True)
+CLOSES = "the cond operator differentiates results that are not a tuple, or has an operand that no branch uses, or closes over a tensor"
+OPERATOR_REFUSED = [
+    (lambda h: h.view(-1), "a branch of the cond operator returns an alias"),
+    (lambda h: h * WEIGHT, CLOSES),
+    (lambda h: [h * 2], "the branches of torch.cond return differently nested tensors"),
+]
+
+
+@pytest.mark.parametrize(("branch", "words"), OPERATOR_REFUSED, ids=range(len(OPERATOR_REFUSED)))
+def test_operator_refused(branch, words):
+    compiled = sidefx_train.compile(
+        lambda x: OPERATOR(x.sum() > 0, branch, double, (x,)), backend="eager", fullgraph=True
+    )
+    with pytest.raises(sidefx_train.errors.GraphBreakError) as refusal:
+        compiled(torch.ones(3))
+    assert refusal.value.reason == words
+
+
+# ---------------------------------------------------------------------- map
+def test_map():
+    """The function is called for every slice; results are stacked."""
+    scale = torch.full((6,), 0.7)
+
+    def step(x, y):
+        fn = lambda pair, z: {"a": (pair[0] + z) * scale, "b": [pair[1].sum(), z * pair[1]]}
+        return map_function(fn, (x, x.cos()), x.mean())
+
+    parity(lambda: plain(step, scale), steps=4)
+
+
+def test_map_in_training():
+    """The derivative for the mapped tensor is torch's, slice by slice."""
+
+    def loss(model, x, y):
+        return F.cross_entropy(map_function(lambda h: (h * h).tanh() + h, model(x)), y)
+
+    parity(lambda: trained(loss, mlp()), steps=3)
+
+
+CALLS: list[int] = []
+SHARED = torch.ones(2, 3)
+
+
+def counted(h):
+    CALLS.append(1)
+    return h * 2
+
+
+MAP_REFUSED = [
+    (counted, "the function of map has side effects"),
+    (lambda h: h * WEIGHT, "map with several differentiated results, or with a derivative for other tensors"),
+    (lambda h: F.dropout(h), "the function of map draws random numbers"),
+    (lambda h: h * SHARED, "the function of map uses tensors that share memory"),
+    (lambda h: 1, "the function of map returns a int, not tensors"),
+]
+
+
+@pytest.mark.parametrize(("function", "words"), MAP_REFUSED, ids=range(len(MAP_REFUSED)))
+def test_map_refused(function, words):
+    compiled = sidefx_train.compile(lambda x: map_function(function, x), backend="eager", fullgraph=True)
+    with pytest.raises(sidefx_train.errors.GraphBreakError) as refusal:
+        compiled(SHARED)
+    assert refusal.value.reason.startswith(words)
+    assert CALLS == []
+
+
+def test_map_follows_the_number_of_slices():
+    compiled = sidefx_train.compile(lambda x: map_function(torch.sin, x), backend="eager", on_failure="eager")
+    for length in (2, 3, 5, 2):
+        x = torch.arange(length * 2.0).view(length, 2)
+        assert torch.equal(compiled(x), torch.sin(x))

@@ -1,4 +1,4 @@
-"""``torch.cond`` and ``while_loop`` in a step: operators of the graph over captured branches.
+"""``torch.cond``, ``while_loop`` and ``map`` in a step: operators of the graph over captured branches.
 
 Each branch is interpreted from the same side effects. Its tensor operations are moved from the step's graph to a graph
 of their own, whose inputs are all tensors that the branch uses. The branches must leave the same Python side effects,
@@ -19,9 +19,14 @@ from sidefx_train.compile.capture.side_effects.compare import difference
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
+from sidefx_train.compile.graph.view_chains import memory_of
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
+
+
+_MOST_SLICES = 64
+"""Slices up to which ``map`` is captured, as that many calls of its function."""
 
 
 class Branch:
@@ -85,6 +90,14 @@ def _cond(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     pred, on_true, on_false, operands = _arguments(args, kwargs, ("pred", "true_fn", "false_fn", "operands"), ())
     if not safe_isinstance(pred, torch.Tensor):
         return ABSENT
+    first, second, inputs = _branches(world, pred, on_true, on_false, operands)
+    return _chosen(world, pred, first, second, inputs)
+
+
+def _branches(
+    world: TraceWorld, pred: Any, on_true: Any, on_false: Any, operands: Any
+) -> tuple[Branch, Branch, list[fx.Node]]:
+    """Runs both functions of a ``torch.cond``; returns the branches, and all nodes from outside that they use."""
     operands = tuple(world.interp.iterate(operands))
     before = observe(world, [operands, pred])
     first = Branch(world, on_true, operands, "the true branch of torch.cond")
@@ -97,12 +110,42 @@ def _cond(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         world.heap.refuse("SFX111", "the branches of torch.cond return differently nested tensors")
     inside = set(first.region.nodes())
     inputs = list({**first.uses, **dict.fromkeys(node for node in second.uses if node not in inside)})
+    return first, second, inputs
+
+
+def _chosen(world: TraceWorld, pred: Any, first: Branch, second: Branch, inputs: list[fx.Node]) -> Any:
+    """Moves both branches to graphs of their own, and returns the results of the operator over them."""
     tensors = _values(world, inputs)
     if (first.requires_grad or second.requires_grad) and (first.switched or second.switched):
         world.heap.refuse("SFX111", "a branch of torch.cond changes grad mode, or has its own backward")
     graphs = [branch.take(inputs) for branch in (second, first)][::-1]
     results = world.guarded(torch.ops.higher_order.cond, (pred, *graphs, tuple(tensors)), {})
     return _unflatten(first.shape, iter(results))
+
+
+@registry.intercept(compat.CALLS_COND)
+def _cond_operator(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The operator of ``torch.cond``, called with functions: it differentiates operands only, and hands on aliases."""
+    pred, on_true, on_false, operands = _arguments(args[1:], kwargs, ("pred", "true_fn", "false_fn", "operands"), ())
+    if not safe_isinstance(pred, torch.Tensor) or type(operands) not in (tuple, list):
+        return ABSENT
+    operands = tuple(world.interp.iterate(operands))
+    first, second, inputs = _branches(world, pred, on_true, on_false, operands)
+    for branch in (first, second):
+        memory = [memory_of(node) for node in (*inputs, *branch.outputs)]
+        if len(set(memory[len(inputs) :])) < len(branch.outputs) or not set(memory[: len(inputs)]).isdisjoint(
+            memory[len(inputs) :]
+        ):
+            world.heap.refuse("SFX111", "a branch of the cond operator returns an alias")
+    used = _values(world, inputs)
+    differentiated = [item for item in (*operands, *used, pred) if safe_isinstance(item, torch.Tensor)]
+    if torch.is_grad_enabled() and any(item.requires_grad for item in differentiated):
+        places = {world.tracer.node_of(item) for item in operands if safe_isinstance(item, torch.Tensor)}
+        nested = type(first.shape) is not tuple or any(each is not torch.Tensor for each in first.shape)
+        if len(places) < len(operands) or places != set(inputs) or nested:
+            why = "differentiates results that are not a tuple, or has an operand that no branch uses, or closes over a tensor"
+            world.heap.refuse("SFX111", f"the cond operator {why}")
+    return _chosen(world, pred, first, second, inputs)
 
 
 def _while_loop(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -144,9 +187,70 @@ def _single(graph: fx.GraphModule) -> fx.GraphModule:
 registry.intercept(compat.while_loop)(_while_loop)
 
 
+@registry.intercept(compat.map_function)
+def _map(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Calls the function of ``map`` with one slice after another, as torch's kernel does."""
+    if not args or kwargs:
+        world.heap.refuse("SFX111", "map with named arguments")
+    fn, mapped, *others = args
+    parts: list[Branch] = []
+    tensors: list[torch.Tensor] = []
+    spec = _nesting(world, mapped, tensors)
+    if any(item.dim() == 0 or type(item.shape[0]) is not int for item in tensors):
+        world.heap.refuse("SFX111", "map over a changing number of slices")
+    lengths = {item.shape[0] for item in tensors}
+    if len(lengths) != 1 or not 0 < min(lengths) <= _MOST_SLICES:
+        world.heap.refuse("SFX111", f"map over no slices, or more than {_MOST_SLICES}")
+    slices = [world.guarded(torch.unbind, (item,), {}) for item in tensors]
+    before = observe(world, [mapped, others, slices])
+    for given in zip(*slices, strict=True):
+        part = Branch(world, fn, (_unflatten(spec, iter(given)), *others), "the function of map")
+        found = difference(before, part.after)
+        if found:
+            world.heap.refuse("SFX111", f"the function of map has side effects: {_line(found)}")
+        parts.append(part)
+    outside = _from_outside(world, parts, slices)
+    nodes = [*dict.fromkeys(map(world.tracer.node_of, tensors)), *outside]
+    if len({memory_of(node) for node in nodes}) < len(nodes):
+        world.heap.refuse("SFX111", "the function of map uses tensors that share memory")
+    if any(part.shape != parts[0].shape for part in parts):
+        world.heap.refuse("SFX111", "the function of map returns differently nested tensors")
+    if torch.is_grad_enabled():
+        _check_derivative(world, parts, tensors, outside)
+    results = [world.guarded(torch.stack, (list(leaves),), {}) for leaves in zip(*(p.leaves for p in parts), strict=True)]
+    return _unflatten(parts[0].shape, iter(results))
+
+
+def _from_outside(world: TraceWorld, parts: list[Branch], slices: list[Any]) -> list[fx.Node]:
+    """Returns the nodes that the calls use, except those of the slices."""
+    inside = {node for part in parts for node in part.region.nodes()}
+    inside |= {world.tracer.node_of(each) for group in slices for each in group}
+    return [node for node in dict.fromkeys(node for part in parts for node in part.uses) if node not in inside]
+
+
+def _check_derivative(world: TraceWorld, parts: list[Branch], mapped: list[Any], outside: list[fx.Node]) -> None:
+    """Refuses a ``map`` whose derivative would be another than that of torch, which adds gradients of all slices."""
+    if any(part.requires_grad for part in parts) and (
+        len(parts[0].leaves) != 1 or any(value.requires_grad for value in _values(world, outside))
+    ):
+        world.heap.refuse("SFX111", "map with several differentiated results, or with a derivative for other tensors")
+    if not all(part.requires_grad for part in parts) and any(item.requires_grad for item in mapped):
+        world.heap.refuse("SFX111", "map whose result does not depend differentiably on its slices")
+
+
+def _nesting(world: TraceWorld, value: Any, leaves: list[torch.Tensor]) -> Any:
+    """Adds the tensors of a nested value to ``leaves``, and returns the nesting."""
+    if safe_isinstance(value, torch.Tensor) and world.tracer.has_node(value):
+        leaves.append(value)
+        return torch.Tensor
+    if type(value) in (tuple, list):
+        return type(value)(_nesting(world, item, leaves) for item in world.interp.iterate(value))
+    world.heap.refuse("SFX111", f"map over a {type(value).__qualname__}")
+
+
 @registry.intercept(compat.run_compiled)
 def _run_compiled(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Refuses other higher-order operators (``map``, ``scan``), which call ``torch.compile`` on themselves eagerly."""
+    """Refuses other higher-order operators (``scan``), which call ``torch.compile`` on themselves eagerly."""
     world.heap.refuse("SFX103", "a higher-order operator that calls torch.compile; it runs natively")
 
 

@@ -58,7 +58,7 @@ class Region:
 
     def take(self, outputs: list[fx.Node], inputs: list[fx.Node]) -> fx.GraphModule:
         """Moves the operations to a graph with these inputs and a tuple of these outputs."""
-        graph = fx.Graph()
+        graph, root = fx.Graph(), torch.nn.Module()
         copies: dict[fx.Node, fx.Node] = {}
         for position, node in enumerate(inputs):
             copies[node] = graph.placeholder(f"operand_{position}")
@@ -66,6 +66,8 @@ class Region:
         inside = self.nodes()
         for node in inside:
             copies[node] = graph.node_copy(node, lambda item: copies[item])
+            if node.op == "get_attr":  # a branch of a branch
+                root.register_module(str(node.target), self._branch(node))
         taken = {memory_of(node) for node in inputs}
         results = []
         for node in outputs:
@@ -78,14 +80,21 @@ class Region:
         graph.output(tuple(results))
         for node in reversed(inside):
             self.tracer.graph.erase_node(node)
-        return fx.GraphModule(torch.nn.Module(), graph)
+        return fx.GraphModule(root, graph)
+
+    def _branch(self, node: fx.Node) -> fx.GraphModule | None:
+        """Returns the subgraph that a node names: a branch inside this one."""
+        found = getattr(self.tracer.tracer.root, str(node.target), None) if node.op == "get_attr" else None
+        return found if safe_isinstance(found, fx.GraphModule) else None
 
     def _check(self, node: fx.Node) -> None:
         value = node.meta.get("val")
-        if node.target is operator.getitem:
+        if node.target is operator.getitem or node.target is torch.ops.higher_order.cond:
+            return
+        if self._branch(node) is not None:
             return
         if node.op != "call_function" or not safe_isinstance(node.target, compat.OpOverload):
-            self._refuse("makes a tensor from Python values or branches again")
+            self._refuse("makes a tensor from Python values, or loops")
         if compat.is_random(node.target):
             self._refuse("draws random numbers")
         values = value if safe_isinstance(value, (list, tuple)) else [value]

@@ -147,6 +147,7 @@ from sidefx_train.torch_compat.global_state import NUMBER_OF_MODES as NUMBER_OF_
 from sidefx_train.torch_compat.global_state import PRINT_OPTIONS as PRINT_OPTIONS
 from sidefx_train.torch_compat.global_state import WITHOUT_GETTERS as WITHOUT_GETTERS
 from sidefx_train.torch_compat.global_state import AutocastState as AutocastState
+from sidefx_train.torch_compat.global_state import FunctionModeAt as FunctionModeAt
 from sidefx_train.torch_compat.global_state import GlobalState as GlobalState
 from sidefx_train.torch_compat.global_state import KernelSettings as KernelSettings
 from sidefx_train.torch_compat.global_state import Settings as Settings
@@ -155,12 +156,16 @@ from sidefx_train.torch_compat.global_state import autocast_depth_kept as autoca
 from sidefx_train.torch_compat.global_state import autocast_enabled as autocast_enabled
 from sidefx_train.torch_compat.global_state import autocast_off as autocast_off
 from sidefx_train.torch_compat.global_state import default_device_cpu as default_device_cpu
+from sidefx_train.torch_compat.global_state import function_modes as function_modes
+from sidefx_train.torch_compat.global_state import function_modes_taken as function_modes_taken
 from sidefx_train.torch_compat.global_state import no_autocast_cache as no_autocast_cache
 from sidefx_train.torch_compat.global_state import restoring_state as restoring_state
 from sidefx_train.torch_compat.global_state import set_grad_enabled as set_grad_enabled
 from sidefx_train.torch_compat.global_state import settings_of as settings_of
 from sidefx_train.torch_compat.global_state import unsupported_ambient_mode as unsupported_ambient_mode
+from sidefx_train.torch_compat.global_state import with_functions as with_functions
 from sidefx_train.torch_compat.global_state import without_autocast as without_autocast
+from sidefx_train.torch_compat.global_state import without_functions as without_functions
 from sidefx_train.torch_compat.inductor.compile import building_cpp as building_cpp
 from sidefx_train.torch_compat.inductor.compile import call_aoti as call_aoti
 from sidefx_train.torch_compat.inductor.compile import inductor_compile as inductor_compile
@@ -205,6 +210,7 @@ from sidefx_train.torch_compat.inductor.simulated_cuda import simulated_cuda as 
 from sidefx_train.torch_compat.inductor.speedups import codegen_parts as codegen_parts
 from sidefx_train.torch_compat.inductor.speedups import linear_step as linear_step
 from sidefx_train.torch_compat.op_overloads import BINDING as BINDING
+from sidefx_train.torch_compat.op_overloads import CALLS_COND as CALLS_COND
 from sidefx_train.torch_compat.op_overloads import DEVICE_OF as DEVICE_OF
 from sidefx_train.torch_compat.op_overloads import OPERATOR_NAMESPACES as OPERATOR_NAMESPACES
 from sidefx_train.torch_compat.op_overloads import OPERATORS as OPERATORS
@@ -216,12 +222,11 @@ from sidefx_train.torch_compat.op_overloads import decomposition_of as decomposi
 from sidefx_train.torch_compat.op_overloads import has_keyword_arguments as has_keyword_arguments
 from sidefx_train.torch_compat.op_overloads import is_random as is_random
 from sidefx_train.torch_compat.op_overloads import is_torchs as is_torchs
+from sidefx_train.torch_compat.op_overloads import map_function as map_function
 from sidefx_train.torch_compat.op_overloads import name_of_derivative as name_of_derivative
 from sidefx_train.torch_compat.op_overloads import operator_arguments as operator_arguments
 from sidefx_train.torch_compat.op_overloads import operator_defaults as operator_defaults
 from sidefx_train.torch_compat.op_overloads import python_derivative as python_derivative
-from sidefx_train.torch_compat.op_overloads import CALLS_COND as CALLS_COND
-from sidefx_train.torch_compat.op_overloads import map_function as map_function
 from sidefx_train.torch_compat.op_overloads import run_compiled as run_compiled
 from sidefx_train.torch_compat.op_overloads import while_loop as while_loop
 from sidefx_train.torch_compat.overrides.functions import AS_SUBCLASS as AS_SUBCLASS

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache, partial
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -189,14 +190,19 @@ class GlobalState:
     def __init__(self) -> None:
         _no_replays_under_dynamo()
         self._settings = torch._C._dynamo.guards.GlobalStateGuard()
-        self._overriding = torch._C._get_torch_function_state()
+        self.overriding = torch._C._get_torch_function_state()
         self._devices = _default_devices()
         self._contexts = _entered_contexts()
         self._switches = [ask() for ask, _ in _switches()]
 
+    @property
+    def under_function_modes(self) -> bool:
+        """True if there were function modes other than devices."""
+        return any(not isinstance(mode, torch.device) for mode in self._devices)
+
     def changed_settings(self) -> list[str]:
         """Returns the settings that have changed, and the kinds of torch contexts that have not been left."""
-        with _function_state(self._overriding):
+        with _function_state(self.overriding):
             found = [] if self._settings.check() else [f"of {self._settings.reason()}"]
         found += [] if _default_devices() == self._devices else ["the default device, or a mode of functions"]
         asked = zip(_switches(), self._switches, strict=True)
@@ -210,7 +216,11 @@ class GlobalState:
             and not torch._C._len_torch_dispatch_stack()
             and torch._C._autograd._top_saved_tensors_default_hooks(True) is None
             and forward_ad._current_level < 0
-            and (_default_devices() == self._devices if torch._C._len_torch_function_stack() else not self._devices)
+            and (
+                _default_devices() == self._devices
+                if torch._C._len_torch_function_stack() or _TAKEN
+                else not self._devices
+            )
         )
 
 
@@ -313,9 +323,79 @@ def _entered_contexts() -> tuple[Any, ...]:
 
 
 def _default_devices() -> tuple[Any, ...]:
-    """Returns the stack of function modes: devices of ``torch.device`` contexts, and other modes."""
-    stack = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
-    return tuple(mode.device if type(mode) is DeviceContext else mode for mode in stack)
+    """Returns the stack of function modes: devices of ``torch.device`` contexts, and the classes of other modes."""
+    return tuple(mode.device if type(mode) is DeviceContext else type(mode) for mode in function_modes())
+
+
+def function_modes() -> tuple[Any, ...]:
+    """Returns the function modes of the thread, the innermost last, also while a capture has taken them away."""
+    taken = _TAKEN.get(get_ident()) if _TAKEN else None
+    if taken is not None:
+        return taken
+    return tuple(map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack())))
+
+
+_TAKEN: dict[int, tuple[Any, ...]] = {}
+"""Modes that captures have taken off the stack, by thread."""
+
+
+class FunctionModeAt:
+    """Returns a function mode of the thread when it is called.
+
+    Args:
+        index: its place in the stack, from the outermost.
+    """
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def __call__(self) -> Any:
+        modes = function_modes()
+        return modes[self.index] if self.index < len(modes) else None
+
+
+@contextmanager
+def function_modes_taken() -> Iterator[None]:
+    """Context in which torch asks none of the function modes around it, unless they are only devices."""
+    modes = function_modes()
+    if get_ident() in _TAKEN or all(type(mode) is DeviceContext for mode in modes):
+        yield
+        return
+    _TAKEN[get_ident()] = modes
+    for _ in modes:
+        torch._C._pop_torch_function_stack()
+    try:
+        yield
+    finally:
+        for mode in modes:
+            torch._C._push_on_torch_function_stack(mode)
+        del _TAKEN[get_ident()]
+
+
+def without_functions(replay: Callable[..., Any], state: GlobalState, missed: Any) -> Callable[..., Any]:
+    """Returns ``replay`` such that no ``__torch_function__`` is asked meanwhile: the capture asked them."""
+
+    def replayed(*args: Any) -> Any:
+        before = torch._C._get_torch_function_state()
+        if before != state.overriding:
+            return missed
+        torch._C._set_torch_function_state(torch._C._TorchFunctionState.ALL_DISABLED)
+        try:
+            return replay(*args)
+        finally:
+            torch._C._set_torch_function_state(before)
+
+    return replayed
+
+
+def with_functions(function: Callable[..., Any], state: GlobalState) -> Callable[..., Any]:
+    """Returns ``function`` such that ``__torch_function__`` is asked as it was when the state was noted."""
+
+    def called(*args: Any) -> Any:
+        with _function_state(state.overriding):
+            return function(*args)
+
+    return called
 
 
 def default_device_cpu() -> Any:
@@ -346,7 +426,7 @@ def restoring_state() -> Iterator[None]:
     anomaly = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
     level = forward_ad._current_level
     overriding = torch._C._get_torch_function_state()
-    autocast, functions = AutocastState.now(), _default_devices()
+    autocast, functions = AutocastState.now(), torch._C._len_torch_function_stack()
     disabled = torch._C._autograd._saved_tensors_hooks_get_disabled_error_message()
     keys = torch._C._ForceDispatchKeyGuard(
         torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
@@ -368,7 +448,7 @@ def restoring_state() -> Iterator[None]:
             if disabled is not None:
                 torch._C._autograd._saved_tensors_hooks_disable(disabled)
         torch._C._set_torch_function_state(overriding)
-        while torch._C._len_torch_function_stack() > len(functions):
+        while torch._C._len_torch_function_stack() > functions:
             torch._C._pop_torch_function_stack()
         autocast.restore()
         torch.set_grad_enabled(grad)
@@ -402,10 +482,17 @@ def autocast_depth_kept() -> Iterator[None]:
         _nest_autocast(depth)
 
 
-def unsupported_ambient_mode() -> str | None:
-    """Describes an ambient mode around a step that must observe its operations as they happen."""
-    for mode in _default_devices():
-        if not isinstance(mode, torch.device):
+def unsupported_ambient_mode(functions: bool) -> str | None:
+    """Describes an ambient mode around a step that must observe its operations as they happen.
+
+    Args:
+        functions: the step can be captured under function modes.
+    """
+    modes = function_modes()
+    classes = dict.fromkeys(map(type, modes))
+    if classes and list(classes) != [DeviceContext]:
+        mode = next(mode for mode in modes if type(mode) is not DeviceContext)
+        if not functions or DeviceContext in classes or torch._C._is_torch_function_all_disabled():
             return f"runs inside {type(mode).__qualname__}, a TorchFunctionMode"
     if torch._C._len_torch_dispatch_stack():
         return "runs inside a TorchDispatchMode"

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._higher_order_ops import map as _map
 from torch._higher_order_ops import utils as _operator_utils
-from torch._higher_order_ops.map import map as map_function
 from torch._higher_order_ops.while_loop import while_loop as while_loop
 
 DEVICE_OF = torch.ops.prim.device.default
@@ -22,6 +22,9 @@ HigherOrderOperator = torch._ops.HigherOrderOperator
 
 CALLS_COND = type(torch.ops.higher_order.cond).__call__
 """Python method by which the operator of ``torch.cond`` is called."""
+
+map_function = getattr(_map, "map", _map)
+"""``map`` over the slices of tensors; torch names the module and the function alike."""
 
 run_compiled = _operator_utils._maybe_compile_and_run_fn
 

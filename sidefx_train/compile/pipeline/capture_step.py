@@ -246,6 +246,7 @@ class CaptureRun:
         suspension = None
         modes = _Modes.now()
         target, shadows, named = self._arguments()
+        world.functions.begin()
         world.interp.stop_at = point.count if point is not None else 0
         try:
             returned = world.interp.run(target, shadows, named)
@@ -257,6 +258,7 @@ class CaptureRun:
         if world.modes.entered:
             world.heap.refuse("SFX111", "stops inside a TorchDispatchMode")
         world.functions.check_left()
+        world.functions.check_around(point is not None or world.heap.is_part)
         modes.keep(world, self.state_check)
         world.locks.settle()
         world.context.settle()
@@ -291,6 +293,8 @@ class CaptureRun:
             _refuse_differentiated_wrappers(world)
         if residual.metadata.tangents and world.heap.shown.any:
             world.heap.refuse("SFX107", "the backward runs outside of a step that uses tensor subclasses")
+        if residual.metadata.tangents and world.functions.around:
+            world.heap.refuse("SFX111", "the backward runs outside of a step inside a TorchFunctionMode")
         if residual.metadata.tangents and has_collectives:
             world.heap.refuse("SFX103", "calls collectives in a step whose backward runs outside of it")
         if residual.metadata.tangents:

@@ -184,6 +184,9 @@ def bind(captured: Captured, executable: Executable, checks: dict[str, Any], con
     """
     failed = captured.draws.taken_back_before(context.failed)
     bindings = {"run": executable.run, "failed": failed, **checks}
+    state = captured.state_check
+    if state.under_function_modes:
+        bindings |= {name: compat.with_functions(bindings[name], state) for name in ("failed", "check_state")}
     if captured.suspension is not None:
         bindings["proceed"] = Frames(captured.suspension, context.parts).suspended
     if executable.hand_out is not None:
@@ -196,6 +199,8 @@ def bind(captured: Captured, executable: Executable, checks: dict[str, Any], con
     if captured.suspension is not None and not context.is_part:
         native = captured.suspension.point.native
         replay = driven(replay, partial(compat.watched, on_computing=context.rest_computes) if native else None)
+    if state.under_function_modes:
+        replay = compat.without_functions(replay, state, MISS)
     fetch = _behind(late, link(captured.residual, captured.name, bindings, measuring=True))
     fetch = captured.draws.before(fetch, MISS, keep=False)
     return Entry(replay, fetch, (*captured.guards, *late), captured, executable, bindings)

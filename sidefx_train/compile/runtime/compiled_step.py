@@ -230,10 +230,11 @@ class CompiledStep:
             return self._fn(*args, **kwargs)
         self._report.calls += 1
         call = Call(args, kwargs)
-        ambient_mode = compat.unsupported_ambient_mode()
+        ambient_mode = compat.unsupported_ambient_mode(functions=self.config.warmup == "now")
         if ambient_mode is not None:
             return self._fallback.run(CaptureFailed("SFX111", ambient_mode, None, None), call)
-        known_stop = self._limits.stop_for(call)
+        with compat.function_modes_taken():  # guards read attributes of tensors
+            known_stop = self._limits.stop_for(call)
         if known_stop is not None:
             return self._fallback.run(known_stop, call)
         in_background = self.config.warmup == "background" and not self._capturer.deterministic
@@ -246,7 +247,8 @@ class CompiledStep:
             again = self._fallback.run_silently if in_background else self._fallback.run
             return again(given_up, call)
         newest = self._cache.newest or next(iter(self._cache.entries), None)
-        missed = None if newest is None else self._specialization.update_after(newest, call)
+        with compat.function_modes_taken():
+            missed = None if newest is None else self._specialization.update_after(newest, call)
         stop = self._limits.reached(missed)
         if stop is not None:
             return self._fallback.run(stop, call, key=(stop.code, missed.label if missed else ""))
@@ -308,7 +310,8 @@ class CompiledStep:
         outcome: _MaybeEntry | CaptureFailed
         self._capturing = True
         try:
-            outcome = signal_handlers.interruptible(capture, call)
+            with compat.function_modes_taken():
+                outcome = signal_handlers.interruptible(capture, call)
         except CaptureFailed as stop:
             outcome = stop
         finally:

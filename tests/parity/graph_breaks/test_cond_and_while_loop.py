@@ -271,7 +271,7 @@ def test_operator_differentiates_operands():
 
 
 WEIGHT = torch.ones(3, requires_grad=True)
-CLOSES = "the cond operator differentiates results that are not a tuple, or has an operand that no branch uses, or closes over a tensor"
+CLOSES = "the cond operator differentiates results that are no tuple, a tensor of a closure, or not every operand"
 OPERATOR_REFUSED = [
     (lambda h: h.view(-1), "a branch of the cond operator returns an alias"),
     (lambda h: h * WEIGHT, CLOSES),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import sidefx_train
 from sidefx_train.compile.capture.world.inlining_policy import TraceRulesPolicy
+from tests.support.function_overrides import CALLS, Noting, Scaling
 from tests.support.parity import Program, batches, mlp, parity
 from tests.support.training_steps import refused, trained
 
@@ -36,7 +38,7 @@ def packing():
 
 
 @pytest.mark.parametrize("order", [(False, True, False), (True, False, True)], ids=["after", "before"])
-@pytest.mark.parametrize("around", [Functions, Operations, packing])
+@pytest.mark.parametrize("around", [Operations, packing])
 def test_modes_around_a_step_see_its_operations(around, order):
     weight = torch.randn(3, requires_grad=True)
 
@@ -58,6 +60,155 @@ def test_modes_around_a_step_see_its_operations(around, order):
     report = sidefx_train.explain(compiled)
     assert report.replays == order.count(False)
     assert [(f.code, f.count) for f in report.fallbacks] == [("SFX111", order.count(True))]
+
+
+def under(modes, step, *args):
+    """Calls a step inside modes; returns its value, or its error."""
+    with contextlib.ExitStack() as entered:
+        for mode in modes:
+            entered.enter_context(mode)
+        try:
+            return step(*args)
+        except (RuntimeError, IndexError) as error:
+            return str(error)
+
+
+def same_under_modes(step, calls, replays=None):
+    """Compares calls of a captured step with eager's, bit for bit, and what modes noted; each is a function that
+    returns the modes around the call."""
+    results = []
+    compiled = sidefx_train.compile(step, backend="eager")
+    for run in (step, compiled):
+        CALLS.clear()
+        told = []
+        for modes in calls:
+            entered = modes()
+            told.append((under(entered, run, torch.arange(3.0)), [getattr(mode, "seen", None) for mode in entered]))
+        results.append((told, list(CALLS)))
+    (wanted, noted), (found, renoted) = results
+    assert noted == renoted
+    for (value, seen), (other, reseen) in zip(wanted, found, strict=True):
+        assert seen == reseen and type(value) is type(other)
+        assert torch.equal(value, other) if isinstance(value, torch.Tensor) else value == other
+    if replays is not None:
+        assert sidefx_train.explain(compiled).replays == replays
+        assert not sidefx_train.explain(compiled).fallbacks
+    return compiled
+
+
+def added(x):
+    return (torch.add(x, 1) * 2).sum()
+
+
+def test_function_mode_around_a_step_is_captured():
+    """Its ``__torch_function__`` is interpreted: results and effects are eager's, for every instance of the class."""
+    compiled = same_under_modes(added, [lambda: [Scaling(3.0)]] * 4, replays=4)
+    assert len(sidefx_train.explain(compiled).captures) == 1
+
+
+def test_function_modes_around_a_step_are_guarded():
+    """Another class, order or attribute, or none, is not replayed with the capture of the first."""
+    ways = [
+        lambda: [],
+        lambda: [Scaling(3.0)],
+        lambda: [Scaling(4.0)],
+        lambda: [Noting()],
+        lambda: [Scaling(3.0), Noting()],
+        lambda: [Noting(), Scaling(3.0)],
+    ]
+    same_under_modes(added, [*ways, *ways, *ways[::-1]], replays=18)
+
+
+class Arguments(TorchFunctionMode):
+    """Notes the arguments that are not tensors."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        CALLS.append((func.__name__, [value for value in args if not isinstance(value, torch.Tensor)]))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_function_mode_is_shown_changing_numbers(inside):
+    """It gets the number itself, and none of what the capture does to follow it."""
+    numbers = {"factor": 0.0}
+
+    def step(x):
+        with Arguments() if inside else contextlib.nullcontext():
+            return (torch.add(x, 1) * numbers["factor"]).sum()
+
+    def modes(factor):
+        numbers["factor"] = factor
+        return [] if inside else [Arguments()]
+
+    compiled = same_under_modes(step, [lambda f=f: modes(f) for f in (3.0, 4.5, 5.5, 6.5)], replays=4)
+    assert len(sidefx_train.explain(compiled).captures) == 2
+
+
+def test_function_mode_around_a_step_that_raises():
+    def step(x):
+        return torch.add(x, 1)[(x.sum() * 2).long()].sum()
+
+    same_under_modes(step, [lambda: [Noting()]] * 3)
+
+
+def test_function_modes_around_and_inside():
+    def step(x):
+        with Scaling(2.0):
+            return torch.add(x, torch.add(x, 1))
+
+    same_under_modes(step, [lambda: [Noting()], lambda: [], lambda: [Scaling(5.0), Noting()]] * 2, replays=6)
+
+
+def test_function_mode_around_a_training_step():
+    def run(compiles):
+        torch.manual_seed(0)
+        weight = torch.randn(3, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+
+        def step(x):
+            optimizer.zero_grad()
+            loss = torch.add(x * weight, 1).pow(2).sum()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        step = sidefx_train.compile(step, backend="eager") if compiles else step
+        mode = Scaling(1.5)
+        losses = [under([mode], step, torch.arange(3.0) + index) for index in range(5)]
+        return losses, mode.seen, weight
+
+    (losses, seen, weight), (relosses, reseen, reweight) = run(False), run(True)
+    assert all(map(torch.equal, losses, relosses)) and seen == reseen and torch.equal(weight, reweight)
+
+
+def waiting(x):
+    print("waits")
+    return torch.add(x, 1)
+
+
+def halved(x):
+    first = torch.add(x, 1)
+    sidefx_train_breaks(first)
+    return torch.add(first, 1)
+
+
+def sidefx_train_breaks(value):
+    return open(os.devnull).read()
+
+
+@pytest.mark.parametrize("step", [waiting, halved], ids=lambda step: step.__name__)
+def test_refused_under_function_modes(step):
+    """What a replay would show to the mode, or hide from it, runs eagerly."""
+    compiled = same_under_modes(step, [lambda: [Scaling(3.0)]] * 3)
+    assert sidefx_train.explain(compiled).replays == 0
+
+
+def test_differentiated_outside_of_a_function_mode():
+    weight = torch.ones(3, requires_grad=True)
+    compiled = sidefx_train.compile(lambda x: torch.add(x, weight), backend="eager")
+    made = under([Scaling(3.0)], compiled, torch.ones(3))
+    made.sum().backward()
+    assert torch.equal(weight.grad, torch.full((3,), 3.0)) and sidefx_train.explain(compiled).replays == 0
 
 
 def test_default_device_is_guarded():

@@ -143,7 +143,7 @@ def _cond_operator(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, A
         places = {world.tracer.node_of(item) for item in operands if safe_isinstance(item, torch.Tensor)}
         nested = type(first.shape) is not tuple or any(each is not torch.Tensor for each in first.shape)
         if len(places) < len(operands) or places != set(inputs) or nested:
-            why = "differentiates results that are not a tuple, or has an operand that no branch uses, or closes over a tensor"
+            why = "differentiates results that are no tuple, a tensor of a closure, or not every operand"
             world.heap.refuse("SFX111", f"the cond operator {why}")
     return _chosen(world, pred, first, second, inputs)
 
@@ -217,7 +217,9 @@ def _map(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         world.heap.refuse("SFX111", "the function of map returns differently nested tensors")
     if torch.is_grad_enabled():
         _check_derivative(world, parts, tensors, outside)
-    results = [world.guarded(torch.stack, (list(leaves),), {}) for leaves in zip(*(p.leaves for p in parts), strict=True)]
+    results = [
+        world.guarded(torch.stack, (list(leaves),), {}) for leaves in zip(*(p.leaves for p in parts), strict=True)
+    ]
     return _unflatten(parts[0].shape, iter(results))
 
 

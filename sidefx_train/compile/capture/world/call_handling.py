@@ -10,6 +10,7 @@ import types
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -464,14 +465,14 @@ class Calls:
             with self.world.modes.running(program=True):
                 return self.guarded(fn, args, kwargs)
         functions = self.world.functions
-        if not functions.in_program and functions.wanted(
-            (_owner(fn), *args), kwargs, trace_rules.is_torch_callable(fn)
-        ):
+        asks = functions.wanted((_owner(fn), *args), kwargs, trace_rules.is_torch_callable(fn))
+        if asks and not functions.in_program:
             with self.world.functions.running(program=True):
                 return self.guarded(fn, args, kwargs)
         try:
-            if any(type(value) is torch.SymFloat for value in (*args, *kwargs.values())):
-                fn, args, kwargs = self.tracer.proxy_mode.probes.given_to(fn, args, kwargs)
+            if not asks and any(type(value) is torch.SymFloat for value in (*args, *kwargs.values())):
+                with functions.running(program=False) if functions.in_program else nullcontext():
+                    fn, args, kwargs = self.tracer.proxy_mode.probes.given_to(fn, args, kwargs)
             if type(fn) is types.FunctionType:
                 made = deferred_warnings.call_watched(self.world, fn, args, kwargs)
                 if fn.__code__.co_flags & inspect.CO_GENERATOR:

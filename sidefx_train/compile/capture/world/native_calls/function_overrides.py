@@ -7,6 +7,7 @@ that eager shows to the program's, whose ``__torch_function__`` is then interpre
 
 from __future__ import annotations
 
+import operator
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ class FunctionOverrides:
 
     Attributes:
         modes: modes of the program, the innermost last.
+        around: those that were entered before the step.
         subclasses_off: how often ``DisableTorchFunctionSubclass`` has been entered and not left.
         all_off: how often ``DisableTorchFunction`` has.
         in_program: the running native code is the program's.
@@ -43,6 +45,7 @@ class FunctionOverrides:
     def __init__(self, world: CaptureWorldAPI) -> None:
         self.world = world
         self.modes: list[Any] = []
+        self.around: list[Any] = []
         self.subclasses_off = self.all_off = 0
         self.in_program = False
         self._native = compat.ForwardingFunctions(self._asked)
@@ -52,6 +55,16 @@ class FunctionOverrides:
     def modes_enabled(self) -> bool:
         """True if functions of torch ask a mode of the program."""
         return bool(self.modes) and not self.all_off
+
+    def begin(self) -> None:
+        """Shadows the modes around the step: the capture asks them, and not torch."""
+        heap = self.world.heap
+        for index, mode in enumerate(compat.function_modes()):
+            if type(mode) is not compat.DeviceContext:
+                name = f"{type(mode).__qualname__} around the step"
+                source = heap.sources.call(heap.sources.const(compat.FunctionModeAt(index), name))
+                self.around.append(heap.shadow(mode, source))
+        self.modes = list(self.around)
 
     def enter(self, mode: Any) -> None:
         """Makes a mode of the program the innermost."""
@@ -65,10 +78,23 @@ class FunctionOverrides:
 
     def check_left(self) -> None:
         """Refuses a step, or a part of one, that ends inside a mode or a switch."""
-        if self.modes:
+        if self.around and (len(self.modes) < len(self.around) or any(map(operator.is_not, self.modes, self.around))):
+            self.world.heap.refuse("SFX111", "leaves a TorchFunctionMode that it has not entered")
+        if len(self.modes) > len(self.around):
             self.world.heap.refuse("SFX111", f"stops inside {type(self.modes[-1]).__qualname__}, a TorchFunctionMode")
         if self.subclasses_off or self.all_off:
             self.world.heap.refuse("SFX111", "stops while __torch_function__ is disabled")
+
+    def check_around(self, in_parts: bool) -> None:
+        """Refuses what a replay cannot do while the modes around the step are not asked."""
+        if not self.around:
+            return
+        why = "is captured in parts" if in_parts else ""
+        why = why or ("makes calls that wait for the graph" if self.world.deferred else "")
+        why = why or ("uses tensor subclasses" if self.world.heap.shown.any else "")
+        why = why or ("creates the state of an optimizer" if self.world.pending_state else "")
+        if why:
+            self.world.heap.refuse("SFX111", f"{why}, inside {type(self.around[-1]).__qualname__}, a TorchFunctionMode")
 
     def wanted(self, args: tuple[Any, ...], kwargs: dict[str, Any], lists: bool = True) -> bool:
         """Returns True if native code may have to ask the program.

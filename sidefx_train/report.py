@@ -29,7 +29,8 @@ class ChoiceRecord:
         count: how often it occurs in the graph.
         threads: threads used for each candidate.
         chosen: name of the candidate that the graph was compiled with.
-        seconds: time of one call, by candidate; empty if the time limit was reached first.
+        seconds: time of one call, by candidate; empty if nothing was measured.
+        why_not: why nothing was measured; empty if it was, or if the time limit was reached first.
     """
 
     what: str
@@ -37,6 +38,7 @@ class ChoiceRecord:
     threads: int
     chosen: str
     seconds: dict[str, float]
+    why_not: str = ""
 
 
 @dataclass(frozen=True)
@@ -560,7 +562,7 @@ def _place(location: Location | None) -> str:
 
 def _measured(choice: ChoiceRecord) -> str:
     shown = {name: 1e6 * choice.seconds[name] for name in sorted(choice.seconds, key=choice.seconds.__getitem__)}
-    return _pairs(shown, "{:.1f}") or "nothing: the time limit was reached"
+    return _pairs(shown, "{:.1f}") or f"nothing: {choice.why_not or 'the time limit was reached'}"
 
 
 def _eager_because(report: StepReport) -> str:

@@ -28,7 +28,7 @@ from sidefx_train.compile.gpu.simulation.kernels import SimulatedKernel
 from sidefx_train.compile.gpu.simulation.recorder import HostRecorder, StaleAddress
 from sidefx_train.compile.gpu.static_replay import StaticReplay
 from sidefx_train.compile.graph.artifacts import FunctionalGraph
-from sidefx_train.report import CudaGraphRecord
+from sidefx_train.report import CudaGraphRecord, StepReport
 from tests.gpu_sim.simulated import simulated, skipped_by_a_scaler
 from tests.gpu_sim.test_placement import traced
 from tests.support.parity import Program, batches, classifier, mlp
@@ -299,6 +299,36 @@ def test_without_a_measurement_updates_stay_with_inductor(monkeypatch):
         monkeypatch.setattr(autotune, "timings", lambda tasks, times=times: dict.fromkeys(tasks, times))
         groups, (record,) = autotune.choose_updates(graph, lambda module: None)
         assert len(groups) == chosen and record.what.startswith("update of 4 tensors, "), record
+
+
+@pytest.mark.parametrize(
+    ("memory", "reason"),
+    [
+        (1, "its tensors have 0 MiB, and 0 MiB are free"),
+        (2**40, "RuntimeError: no compiler"),
+        (None, "TypeError: 'NoneType' object is not subscriptable"),
+    ],
+    ids=["memory", "compiler", "device"],
+)
+def test_the_report_says_why_updates_were_not_measured(monkeypatch, tmp_path, memory, reason):
+    def fails(module):
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(autotune, "can_measure", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "simulated")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: memory and (memory, memory))
+    graph = functional(trained("SGD"))
+    for _ in range(2):  # the failure is not kept on disk as a measurement
+        groups, (record,) = autotune.choose_updates(graph, fails)
+        assert (groups, record.chosen, record.seconds, record.why_not) == ([], "Inductor", {}, reason)
+    report = StepReport()
+    report.record_capture(choices=[record])
+    assert f"nothing: {reason}"[:30] in report.details()
+    monkeypatch.setattr(autotune, "_times", lambda *args: {"Inductor": 2.0, "one kernel": 1.0})
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**40, 2**40))
+    groups, (record,) = autotune.choose_updates(graph, lambda module: None)
+    assert len(groups) == 1 and not record.why_not
 
 
 @pytest.fixture

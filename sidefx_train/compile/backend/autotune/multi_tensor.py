@@ -7,14 +7,22 @@ same. Where nothing can be timed, the updates stay with Inductor.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.backend.autotune.timing import MEASURES, Task, Times, fastest, timings
+from sidefx_train.compile.backend.autotune.timing import (
+    MEASURES,
+    NotMeasured,
+    Task,
+    Times,
+    fastest,
+    timings,
+    why_not_measured,
+)
 from sidefx_train.compile.backend.passes.multi_tensor_groups import Group, find_groups, update_module
 from sidefx_train.compile.gpu.multi_tensor import MultiTensorUpdate
 from sidefx_train.compile.graph.artifacts import FunctionalGraph
@@ -55,7 +63,8 @@ def choose_updates(graph: FunctionalGraph, lower: Lower) -> tuple[list[Group], l
         best = fastest(times, INDUCTOR)
         if best == ONE_KERNEL:
             chosen.append(group)
-        records.append(ChoiceRecord(describe(group), 1, 1, best, times))
+        why_not = "" if times else why_not_measured(key)
+        records.append(ChoiceRecord(describe(group), 1, 1, best, times, why_not))
     return chosen, records
 
 
@@ -71,32 +80,49 @@ def describe(group: Group) -> str:
 
 def _key_of(group: Group, device: torch.device) -> str:
     text = f"{torch.cuda.get_device_name(device)} {group.expression} {group.sizes}"
-    return f"multi_tensor {hashlib.sha256(text.encode()).hexdigest()[:24]}"
+    return f"multi_tensor_update {hashlib.sha256(text.encode()).hexdigest()[:24]}"
 
 
 def measure(group: Group, device: torch.device, lower: Lower) -> Times:
-    """Returns the seconds of both candidates; none if they cannot be measured, or compute different numbers."""
+    """Returns the seconds of both candidates.
+
+    Raises:
+        NotMeasured: they cannot be measured, or compute different numbers.
+    """
     module, written, read = update_module(group)
     values = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
-    if sum(value.nbytes for value in values) > torch.cuda.mem_get_info(device)[0] // _SHARE_OF_MEMORY:
-        return {}
     try:
-        with_inductor = lower(module)
-        # On a stream of its own: the program may train meanwhile.
-        with compat.outside_tracing(), torch.no_grad(), torch.cuda.stream(torch.cuda.Stream(device)):
-            mine, others = (_numbers(values, device) for _ in range(2))
-            update = MultiTensorUpdate(group.expression, group.sizes)
-            targets, sources = [mine[i] for i in written], [mine[i] for i in read]
-            update(targets, sources)
-            with_inductor(list(others))
-            if not all(torch.allclose(mine[i], others[i], 1e-2, 1e-3, equal_nan=True) for i in written):
-                return {}
-            return {
-                INDUCTOR: _seconds(lambda: with_inductor(list(others))),
-                ONE_KERNEL: _seconds(lambda: update(targets, sources)),
-            }
-    except Exception:  # the updates stay with Inductor, and the report shows a choice without times
-        return {}
+        used, free = sum(value.nbytes for value in values), torch.cuda.mem_get_info(device)[0]
+        if used > free // _SHARE_OF_MEMORY:
+            raise NotMeasured(f"its tensors have {used / 2**20:.0f} MiB, and {free / 2**20:.0f} MiB are free")
+        return _times(group, device, lower(module), values, written, read)
+    except NotMeasured:
+        raise
+    except Exception as error:  # the updates stay with Inductor
+        raise NotMeasured(f"{type(error).__name__}: {error}") from error
+
+
+def _times(
+    group: Group,
+    device: torch.device,
+    with_inductor: Callable[[list[Any]], Any],
+    values: list[torch.Tensor],
+    written: Sequence[int],
+    read: Sequence[int],
+) -> Times:
+    # On a stream of its own: the program may train meanwhile.
+    with compat.outside_tracing(), torch.no_grad(), torch.cuda.stream(torch.cuda.Stream(device)):
+        mine, others = (_numbers(values, device) for _ in range(2))
+        update = MultiTensorUpdate(group.expression, group.sizes)
+        targets, sources = [mine[i] for i in written], [mine[i] for i in read]
+        update(targets, sources)
+        with_inductor(list(others))
+        if not all(torch.allclose(mine[i], others[i], 1e-2, 1e-3, equal_nan=True) for i in written):
+            raise NotMeasured("both compute different numbers")
+        return {
+            INDUCTOR: _seconds(lambda: with_inductor(list(others))),
+            ONE_KERNEL: _seconds(lambda: update(targets, sources)),
+        }
 
 
 MEASURES["multi_tensor"] = measure

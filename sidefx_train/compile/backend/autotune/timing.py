@@ -24,7 +24,12 @@ Task = tuple[str, list[Any]]
 Times = dict[str, float]
 
 MEASURES: dict[str, Callable[..., Times]] = {}
-"""Functions that return seconds by candidate."""
+"""Functions that return seconds by candidate, or raise :class:`NotMeasured`."""
+
+
+class NotMeasured(Exception):
+    """Candidates that cannot be timed, or that compute different numbers; the message says why."""
+
 
 LARGEST = 2e9
 """Floating-point operations of one call above which only a part of the work is timed."""
@@ -82,6 +87,13 @@ def timings(tasks: Mapping[str, Task], share: float = 1.0) -> dict[str, Times]:
 
 
 _memory: dict[Any, dict[str, Times]] = {}
+_failed: dict[str, str] = {}
+"""Why the last attempt to make a measurement failed, by its key."""
+
+
+def why_not_measured(key: str) -> str:
+    """Returns why there are no times for a key; empty if the time limit was reached."""
+    return _failed.get(key, "")
 
 
 def fastest(times: Times, usual: str) -> str:
@@ -115,7 +127,12 @@ def _now(tasks: Mapping[str, Task], budget: float) -> tuple[dict[str, Times], di
     for key, (kind, args) in tasks.items():
         if time.perf_counter() - began > budget:
             break
-        times = MEASURES[kind](*args)
+        _failed.pop(key, None)
+        try:
+            times = MEASURES[kind](*args)
+        except NotMeasured as error:  # not cached: it may be possible in another process, or later
+            _failed[key] = str(error)
+            continue
         (unsure if _waited else sure)[key] = times
     _spent = time.perf_counter() - began
     return sure, unsure

@@ -103,6 +103,27 @@ class CudaGraphRecord:
 
 
 @dataclass
+class PrefetchRecord:
+    """What became of batches that were copied to the device ahead of their step.
+
+    Attributes:
+        prefetched: batches whose copy was begun.
+        used: those that a step took.
+        dropped: those that no step took, or not all of them, by reason: they were copied again.
+        refused: why nothing is prefetched any more; empty if it is.
+    """
+
+    prefetched: int = 0
+    used: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    refused: str = ""
+
+    def drop(self, reason: str) -> None:
+        """Counts a batch that was dropped."""
+        self.dropped[reason] = self.dropped.get(reason, 0) + 1
+
+
+@dataclass
 class CaptureRecord:
     """One successful capture.
 
@@ -235,6 +256,7 @@ class StepReport:
         calls: calls of the step.
         replays: calls that a captured graph executed. ``calls == replays + fallback_count`` after a call has returned.
         parts: reports of the captured sections after a break, one per resume location.
+        prefetches: batches that were copied to the device ahead of their step.
     """
 
     name: str = "step"
@@ -248,6 +270,7 @@ class StepReport:
     calls: int = 0
     replays: int = 0
     parts: list[StepReport] = field(default_factory=list)
+    prefetches: PrefetchRecord = field(default_factory=PrefetchRecord)
     _sources: dict[str, str] = field(default_factory=dict, repr=False)
     _whole: StepReport | None = field(default=None, repr=False)
 
@@ -444,6 +467,11 @@ def _overview(report: StepReport) -> list[Block]:
             "results, reserved, MiB",
         )
         blocks.append(Block("CUDA graphs", columns, graphs))
+    ahead = report.prefetches
+    if ahead.prefetched or ahead.dropped or ahead.refused:
+        why = "; ".join(filter(None, [_pairs(ahead.dropped, "{}"), ahead.refused and f"no more: {ahead.refused}"]))
+        row = (str(ahead.prefetched), str(ahead.used), str(sum(ahead.dropped.values())), why or "-")
+        blocks.append(Block("batches prefetched to the device", ("prefetched", "used", "dropped", "why"), [row]))
     communication = report.communication if report._whole is None else []
     if communication:
         columns = ("collective", "times", "processes", "sent by each, MiB", "messages", "operations meanwhile")

@@ -122,10 +122,22 @@ def test_long_tables_are_cut_but_complete_as_data():
     assert len(report.to_dict()["guards"]) == 50, "to_dict is cut"
 
 
+def test_batches_that_were_prefetched_are_a_row():
+    report = StepReport()
+    assert "prefetched" not in str(report)
+    report.prefetches.prefetched, report.prefetches.used = 5, 3
+    report.prefetches.drop("late")
+    report.prefetches.drop("late")
+    report.prefetches.refused = "no memory"
+    (row,) = [line for line in str(report).splitlines() if "late" in line]
+    assert [cell.strip() for cell in row.strip("│").split("│")] == ["5", "3", "2", "late 2; no more: no memory"], row
+    assert report.to_dict()["prefetches"]["dropped"] == {"late": 2}
+
+
 def test_json_and_rich():
     data = json.loads(json.dumps(filled().to_dict()))
     assert data["breaks"][0]["location"] == {"file": "train.py", "line": 12, "function": "step"}, data["breaks"]
-    choice = {"what": "(9, 3) @ (3, 4)", "count": 1, "threads": 2, "chosen": "mkl", "seconds": {}}
+    choice = {"what": "(9, 3) @ (3, 4)", "count": 1, "threads": 2, "chosen": "mkl", "seconds": {}, "why_not": ""}
     assert data["captures"][0]["choices"][1] == choice, data["captures"]
     assert (data["graph_count"], data["fallback_count"], data["sources"]) == (3, 3, ["residual", "residual#1"]), data
     console = Console(record=True, width=120, quiet=False, file=open("/dev/null", "w"))

@@ -253,7 +253,7 @@ def _executable(
     identity = f"{key}_{lowered.library}" if key is not None and lowered.library is not None else ""
     hand_out = recorded.hand_out if recorded is not None else None
     functional = [] if lowered.functional is None else [lowered.functional]
-    made = Executable(run, True, sources, clock.seconds, lowered.notes, lowered.choices)
+    made = Executable(run, True, sources, clock.seconds, lowered.notes, lowered.choices, device_section=recorded)
     return replace(made, identity=identity, functional=functional, replays=replays, hand_out=hand_out)
 
 

@@ -42,18 +42,50 @@ def _reset_graphs() -> None:
         graph.reset()
 
 
+class CudaCopyStream:
+    """A stream of copies from the host to a device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+
+    def wait(self, event: torch.cuda.Event) -> None:
+        """Makes later copies wait for an event."""
+        self._stream.wait_event(event)
+
+    def copy(self, to: torch.Tensor, source: torch.Tensor) -> bool:
+        """Issues a copy from pinned memory; other memory is copied to such first. Returns True if it was pinned.
+
+        The allocator of pinned memory reuses none that a copy reads.
+        """
+        is_pinned = source.is_pinned()
+        pinned = source if is_pinned else source.pin_memory()
+        with torch.cuda.stream(self._stream):
+            to.copy_(pinned, non_blocking=True)
+        to.record_stream(self._stream)
+        return is_pinned
+
+    def record(self) -> torch.cuda.Event:
+        """Returns an event after the copies so far."""
+        return self._stream.record_event()
+
+
 class CudaDevice:
     """One CUDA device, whose recordings are made on one stream.
 
     Attributes:
         epoch: recordings of an earlier epoch draw from another random state than the program.
+        least_prefetched: bytes of a tensor below which a prefetch takes longer than it saves: the driver takes so many
+            from pageable memory without waiting.
     """
+
+    least_prefetched = 64 * 1024
 
     def __init__(self, device: torch.device) -> None:
         self.epoch = 0
         self._device = device
         self._shared = Pool()
         self._stream = torch.cuda.Stream(device)
+        self._copies: CudaCopyStream | None = None
 
     def new_pool(self) -> Pool:
         """Returns a memory pool for recordings, each of which may overwrite the results of the others."""
@@ -98,6 +130,26 @@ class CudaDevice:
     def buffer_like(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns memory of the device with a tensor's layout."""
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=self._device)
+
+    def copy_stream(self) -> CudaCopyStream:
+        """Returns the device's stream of copies."""
+        self._copies = self._copies or CudaCopyStream(self._device)
+        return self._copies
+
+    def record_event(self) -> torch.cuda.Event:
+        """Returns an event after what the current stream was given so far."""
+        return torch.cuda.current_stream(self._device).record_event()
+
+    def read_after(self, event: torch.cuda.Event, memory: Sequence[torch.Tensor]) -> None:
+        """Makes the current stream, which will read ``memory``, wait for an event."""
+        current = torch.cuda.current_stream(self._device)
+        current.wait_event(event)
+        for tensor in memory:
+            tensor.record_stream(current)
+
+    def copy_staged(self, to: torch.Tensor, staged: torch.Tensor) -> torch.Tensor:
+        """Copies on the current stream from memory that another stream has filled; returns ``to``."""
+        return to.copy_(staged)
 
 
 @functools.cache

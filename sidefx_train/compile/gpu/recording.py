@@ -12,6 +12,7 @@ import torch
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.gpu.multi_tensor import tables_of_recording
+from sidefx_train.compile.gpu.prefetch import Prefetcher, StagingDevice
 from sidefx_train.compile.gpu.section import Section
 from sidefx_train.compile.graph.strided_layout import is_dense
 from sidefx_train.compile.native import guards_module
@@ -24,7 +25,7 @@ class Launcher(Protocol):
         """Launches the recorded work again."""
 
 
-class Device(Protocol):
+class Device(StagingDevice, Protocol):
     """Records work of a device.
 
     Attributes:
@@ -48,12 +49,6 @@ class Device(Protocol):
 
     def reserved(self) -> int:
         """Returns how many bytes are reserved for tensors, and for those of recordings."""
-
-    def is_recording(self) -> bool:
-        """Returns True if the program records what is launched."""
-
-    def buffer_like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns memory of the device with a tensor's layout."""
 
 
 class CannotRecord(Exception):
@@ -118,15 +113,28 @@ class Recording:
         """Returns True if nothing but gradients, which the step replaces, refers to results that were handed out."""
         return self._handed_out.unshared(args)
 
-    def replay(self, args: list[Any]) -> Sequence[Any]:
+    def replay(self, args: list[Any], prefetcher: Prefetcher | None = None) -> Sequence[Any]:
         """Runs the section for a call with the same layouts and numbers; results that escape are copies."""
-        for i, buffer in zip(self._copied, self._buffers, strict=True):
-            buffer.copy_(args[i], non_blocking=i not in self._waits)
+        if prefetcher is None:
+            for i, buffer in zip(self._copied, self._buffers, strict=True):
+                buffer.copy_(args[i], non_blocking=i not in self._waits)
+        else:
+            self._take(args, prefetcher)
         self._launcher.replay()
         results = list(self._results)
         for position, copier in self._copiers:
             results[position] = copier()
         return results
+
+    def _take(self, args: list[Any], prefetcher: Prefetcher) -> None:
+        """Copies the inputs, those that were prefetched on the device."""
+        waits = [place for place, i in enumerate(self._copied) if i in self._waits]
+        with prefetcher.staged([args[i] for i in self._copied], waits) as copies:
+            for i, buffer, staged in zip(self._copied, self._buffers, copies, strict=True):
+                if staged is None:
+                    buffer.copy_(args[i], non_blocking=i not in self._waits)
+                else:
+                    self._device.copy_staged(buffer, staged)
 
 
 class _Addresses:

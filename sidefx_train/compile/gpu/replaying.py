@@ -11,12 +11,13 @@ import torch
 from torch import fx
 
 from sidefx_train.compile.gpu.cuda import cuda_device
+from sidefx_train.compile.gpu.prefetch import LoopPrefetch, Prefetcher
 from sidefx_train.compile.gpu.recording import Device
 from sidefx_train.compile.gpu.section import learning_rates_on_device, section_of, why_not
 from sidefx_train.compile.gpu.static_replay import StaticReplay
 from sidefx_train.compile.graph.artifacts import RunnerPlan
 from sidefx_train.config import CompileConfig
-from sidefx_train.report import CudaGraphRecord
+from sidefx_train.report import CudaGraphRecord, PrefetchRecord
 
 
 class Replaying:
@@ -32,6 +33,8 @@ class Replaying:
     Attributes:
         plan: the runner's plan, with what recordings need.
         section: its arguments and results.
+        device: what records.
+        batch: sources of the inputs that a replay copies to the device.
     """
 
     def __init__(
@@ -39,8 +42,20 @@ class Replaying:
     ) -> None:
         self.plan = learning_rates_on_device(plan)
         self.section = section_of(self.plan, graph)
-        self._device, self._config, self._record = device, config, record
+        copied = [name for name, role in zip(self.section.names, self.section.roles, strict=True) if role == "input"]
+        self.batch = tuple(plan.inputs[int(name[1:])].source for name in copied)
+        self.device, self._config, self._record = device, config, record
         self._replay: StaticReplay | None = None
+
+    @property
+    def can_replay(self) -> bool:
+        """Returns True if there is a recording."""
+        return self._replay is not None and self._replay.can_replay
+
+    def take_from(self, prefetcher: Prefetcher) -> None:
+        """Lets replays take copies of inputs that ``prefetcher`` has on the device."""
+        assert self._replay is not None, "the runner has been generated"
+        self._replay.prefetcher = prefetcher
 
     def make(self, run: Callable[[list[Any]], Any], drawn_from: Sequence[torch.Generator]) -> StaticReplay:
         """Returns what replays the section.
@@ -50,7 +65,7 @@ class Replaying:
             drawn_from: generators whose state is restored if it fails.
         """
         limit, memory = self._config.cuda_graph_limit, int(self._config.cuda_graph_memory_mb * 2**20)
-        self._replay = StaticReplay(run, self.section, self._device, limit, memory, self._record, drawn_from)
+        self._replay = StaticReplay(run, self.section, self.device, limit, memory, self._record, drawn_from)
         return self._replay
 
     def hand_out(self, gradients: dict[int, int]) -> None:
@@ -97,6 +112,15 @@ def _device_of(plan: RunnerPlan, config: CompileConfig) -> Device | None:
     if plan.device is None or plan.device.type != "cuda" or not wanted:
         return None
     return cuda_device(plan.device.index or 0)
+
+
+def loop_prefetch(device: torch.device, record: PrefetchRecord) -> LoopPrefetch | None:
+    """Returns what prefetches the batches of a loop that moves them to ``device``; ``None`` on the CPU."""
+    if _on_host:
+        return LoopPrefetch(_on_host[-1], record)
+    if device.type != "cuda":
+        return None
+    return LoopPrefetch(cuda_device(torch.cuda.current_device() if device.index is None else device.index), record)
 
 
 def replaying(

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from sidefx_train.compile.gpu.prefetch import NOT_REPLAYED, Prefetcher
 from sidefx_train.compile.gpu.recording import Device, Recording, can_be_handed_out
 from sidefx_train.compile.gpu.section import Section
 from sidefx_train.compile.native import increment_versions
@@ -51,6 +52,10 @@ class StaticReplay:
         memory: bytes of results of recordings that are kept.
         record: counts calls.
         drawn_from: generators whose state is restored if a plain run fails.
+
+    Attributes:
+        record: counts calls.
+        prefetcher: has copies of inputs on the device; ``None`` if the program never prefetched a batch.
     """
 
     def __init__(
@@ -66,6 +71,7 @@ class StaticReplay:
         self._run, self._section, self._device = run, section, device
         self._limit, self._memory, self.record = limit, memory, record
         self._drawn_from = drawn_from
+        self.prefetcher: Prefetcher | None = None
         self._recordings: OrderedDict[Any, Recording] = OrderedDict()
         self._seen: set[Any] = set()
         self._misfit: Any = None
@@ -77,6 +83,11 @@ class StaticReplay:
         """The recording that was replayed last: the program has its gradients."""
         self._numbers = [i for i, role in enumerate(section.roles) if role == "number"]
         self._inputs = [i for i, role in enumerate(section.roles) if role == "input"]
+
+    @property
+    def can_replay(self) -> bool:
+        """Returns True if there is a recording."""
+        return bool(self._recordings)
 
     def hand_out(self, gradients: dict[int, int]) -> None:
         """Lets every replay write results again that the program gets only as the gradient of an argument.
@@ -115,7 +126,7 @@ class StaticReplay:
     def _replayed(self, recording: Recording, args: list[Any]) -> Sequence[Any]:
         self.record.replays += 1
         self._last = recording
-        results = recording.replay(args)
+        results = recording.replay(args, self.prefetcher)
         if self._writes:
             increment_versions(args, self._writes)
         return results
@@ -154,6 +165,8 @@ class StaticReplay:
 
     def _plainly(self, args: list[Any], reason: str) -> Sequence[Any]:
         self.record.ran_plainly(reason)
+        if self.prefetcher is not None and not _comparing.get():
+            self.prefetcher.drop(NOT_REPLAYED)
         states = [generator.get_state() for generator in self._drawn_from]
         try:
             return self._run(args)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import fx
@@ -251,6 +251,28 @@ class FunctionalGraph(RunnerPlan):
     module: fx.GraphModule
 
 
+class DeviceSection(Protocol):
+    """What of a compiled graph a device records and replays.
+
+    Attributes:
+        device: what records.
+        batch: sources of the inputs that a replay copies to the device.
+        can_replay: there is a recording.
+    """
+
+    @property
+    def device(self) -> Any: ...
+
+    @property
+    def batch(self) -> tuple[str, ...]: ...
+
+    @property
+    def can_replay(self) -> bool: ...
+
+    def take_from(self, prefetcher: Any) -> None:
+        """Lets replays take copies of inputs that ``prefetcher`` has on the device."""
+
+
 @dataclass(frozen=True)
 class Executable:
     """A compiled graph, ready to run.
@@ -272,6 +294,7 @@ class Executable:
         replays: counts the calls of its device section, if a device records it.
         hand_out: called with outputs, by position, that the program gets only as the gradient of an input, by position:
             replays may write them again.
+        device_section: what of it a device records; ``None`` if none does.
     """
 
     run: Callable[[list[Any]], Sequence[Any]]
@@ -286,6 +309,7 @@ class Executable:
     functional: list[FunctionalGraph] = field(default_factory=list)
     replays: CudaGraphRecord | None = None
     hand_out: Callable[[dict[int, int]], None] | None = None
+    device_section: DeviceSection | None = None
 
 
 def is_scalar(value: Any) -> bool:

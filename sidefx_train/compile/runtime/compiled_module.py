@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _STEP, _MODEL = "_sidefx_step", "_sidefx_model"
 _TYPE_OF: Any = vars(object)["__class__"]
-_METHODS = frozenset({"report", "reset", "wait", "end", "dispatch_seconds", "config", "__wrapped__"})
+_METHODS = frozenset({"report", "reset", "wait", "end", "dispatch_seconds", "prefetch", "config", "__wrapped__"})
 """Attributes of a compiled step that a compiled model has if the model has no attribute of that name."""
 
 

@@ -25,6 +25,7 @@ from sidefx_train.compile.pipeline.entry import Entry
 from sidefx_train.compile.pipeline.run_context import Call, RunContext
 from sidefx_train.compile.residual.generate import MISS
 from sidefx_train.compile.runtime.background_jobs import BackgroundJobs
+from sidefx_train.compile.runtime.batch_prefetch import BatchPrefetch
 from sidefx_train.compile.runtime.capture_limits import CaptureLimits
 from sidefx_train.compile.runtime.capture_report import record_capture
 from sidefx_train.compile.runtime.capturer import Capturer
@@ -98,6 +99,7 @@ class CompiledStep:
         self._hits = 0
         config, report = self.config, self._report
         self._specialization = SpecializationState(config, self._is_part)
+        self._batches = BatchPrefetch(config, report.prefetches, lambda: self._cache.entries)
         # A part that loops over modules created at every call fetches them.
         on_forgotten = self._specialization.refetch if self._is_part else _ignore_label
         self._cache = EntryCache(self._set_replays, self._count_calls, on_forgotten)
@@ -211,6 +213,19 @@ class CompiledStep:
         """Stops the background compilation of this step; captured entries stay in use."""
         for step in (self, *self._own_parts()):
             step._jobs.end()
+
+    def prefetch(self, *args: Any, **kwargs: Any) -> bool:
+        """Begins to copy the next batch to the device while the step runs there.
+
+        Called between two calls of the step, with the arguments of the next. Where a CUDA graph is replayed that reads
+        tensors of the host among them, these are copied behind the program's back, at once, from pinned memory. The
+        next call takes the copies of those that are still the same tensors, unchanged, and copies the others. A change
+        through NumPy or ``Tensor.data`` is not seen. On the CPU, and before the first replay, nothing happens.
+
+        Returns:
+            True if a copy was begun.
+        """
+        return not compat.traced_by_dynamo() and self._batches.prefetch(args, kwargs)
 
     def dispatch_seconds(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Times the overhead of a replay over the graph, in seconds per call, with this call's arguments.
@@ -372,6 +387,7 @@ class CompiledStep:
 
     def _set_replays(self, holders: list[Holder]) -> None:
         self._replays = holders
+        self._batches.entries_changed()
 
     def _count_calls(self) -> int:
         """Returns the number of calls so far, including replays that the report does not contain yet."""

@@ -71,6 +71,7 @@ def build_functional(
         notes=graph.notes,
         replays=replays,
         hand_out=recorded.hand_out if recorded is not None else None,
+        device_section=recorded,
     )
 
 

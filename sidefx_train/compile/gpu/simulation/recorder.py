@@ -18,6 +18,7 @@ from sidefx_train import torch_compat as compat
 from sidefx_train.compile.gpu.multi_tensor import MULTI_TENSOR_UPDATE
 from sidefx_train.compile.gpu.recording import storage_begin
 from sidefx_train.compile.gpu.section import waits_for_device
+from sidefx_train.compile.gpu.simulation.streams import MAIN, HostCopyStream, HostEvent, StreamOrder
 
 
 class StaleAddress(AssertionError):
@@ -102,9 +103,9 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 class RecordedCalls:
     """What a recording launches."""
 
-    def __init__(self, recorder: _Recorder, pool: weakref.WeakSet[RecordedCalls]) -> None:
+    def __init__(self, recorder: _Recorder, pool: weakref.WeakSet[RecordedCalls], order: StreamOrder) -> None:
         self._calls, self._own = recorder.calls, list(recorder.own.values())
-        self._pool = pool
+        self._pool, self._order = pool, order
         pool.add(self)
 
     def replay(self) -> None:
@@ -113,10 +114,21 @@ class RecordedCalls:
             for memory in [each for recorded in self._pool for each in recorded._own]:
                 memory.fill_(float("nan") if memory.is_floating_point() else 1)
             for func, args, kwargs, made in self._calls:
+                for address in _outside((args, kwargs)):
+                    self._order.touches(MAIN, address, writes=False)
                 out = func(*fx.node.map_aggregate(args, _strong), **fx.node.map_aggregate(kwargs, _strong))
                 if made:
                     for old, new in zip(made, _tensors(out), strict=True):
                         old.copy_(new)
+
+
+def _outside(value: Any) -> list[int]:
+    """Returns the addresses of tensors from outside in nested arguments."""
+    if isinstance(value, _Outside):
+        return [value.address]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [a for each in value for a in _outside(each)] if isinstance(value, (list, tuple)) else []
 
 
 def _strong(value: Any) -> Any:
@@ -126,13 +138,20 @@ def _strong(value: Any) -> Any:
 class HostRecorder:
     """A device for :func:`~sidefx_train.compile.gpu.replaying.recording_on_host`.
 
+    Args:
+        pinned: whether the program's tensors are in pinned memory, which a copy reads late.
+
     Attributes:
+        pinned: the same.
         recordings: number of recordings made.
         epoch: recordings of an earlier epoch draw from another random state than the program.
+        least_prefetched: bytes of the smallest tensor that is prefetched.
+        order: which accesses to memory two streams have put in order.
     """
 
-    def __init__(self) -> None:
-        self.recordings = self.epoch = self._reserved = 0
+    def __init__(self, pinned: bool = True) -> None:
+        self.recordings = self.epoch = self._reserved = self.least_prefetched = 0
+        self.order, self.pinned = StreamOrder(), pinned
         self._shared: weakref.WeakSet[RecordedCalls] = weakref.WeakSet()
 
     def new_pool(self) -> weakref.WeakSet[RecordedCalls]:
@@ -154,7 +173,7 @@ class HostRecorder:
                 whole.copy_(contents)
         self.recordings += 1
         self._reserved += sum(memory.nbytes for memory in recorder.own.values())
-        return RecordedCalls(recorder, self._shared if pool is None else pool), results
+        return RecordedCalls(recorder, self._shared if pool is None else pool, self.order), results
 
     def reserved(self) -> int:
         """Returns the bytes of all tensors of recordings."""
@@ -166,4 +185,29 @@ class HostRecorder:
 
     def buffer_like(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns memory with a tensor's layout."""
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+        made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+        self.order.allocated(MAIN, storage_begin(made))
+        return made
+
+    def copy_stream(self) -> HostCopyStream:
+        """Returns a stream whose copies happen when they are waited for, and not earlier."""
+        return HostCopyStream(self.order, self.pinned)
+
+    def record_event(self) -> HostEvent:
+        """Returns an event after what the current stream was given so far."""
+        return self.order.event(MAIN)
+
+    def read_after(self, event: HostEvent, memory: Sequence[torch.Tensor]) -> None:
+        """Makes the current stream, which will read ``memory``, wait for an event."""
+        self.order.waits(MAIN, event)
+        event.finish()
+
+    def copy_staged(self, to: torch.Tensor, staged: torch.Tensor) -> torch.Tensor:
+        """Copies on the current stream from memory that another stream has filled; returns ``to``.
+
+        Raises:
+            MissingWait: it has not waited for what fills the memory.
+        """
+        self.order.touches(MAIN, storage_begin(staged), writes=False)
+        self.order.touches(MAIN, storage_begin(to), writes=True)
+        return to.copy_(staged)

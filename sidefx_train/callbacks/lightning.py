@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import lightning.pytorch as pl_package
 
+from sidefx_train.callbacks.next_batch import NextBatch
 from sidefx_train.callbacks.registration import intercept_hooks, intercept_logging
 from sidefx_train.callbacks.training_step import (
     Batch,
@@ -112,11 +113,12 @@ class SideFXCompile(pl_package.Callback):
         self._native = StepReport(name="training_step", backend="none")
         self._restore: list[Callable[[], None]] = []
         self._warned: set[str] = set()
+        self._prefetches = self._native.prefetches
 
     def __getstate__(self) -> dict[str, Any]:
         """Drops the captured step from copies: it belongs to one fit."""
         state = dict(vars(self))
-        for name in ("_compiled", "_second", "_native", "_restore", "_warned"):
+        for name in ("_compiled", "_second", "_native", "_restore", "_warned", "_prefetches"):
             del state[name]
         return state
 
@@ -146,6 +148,8 @@ class SideFXCompile(pl_package.Callback):
         self._take(loops.automatic_optimization, "run", taken.run)
         self._take(loops.manual_optimization, "advance", taken.advance)
         taken.settle(trainer.optimizers[0] if trainer.optimizers else None)
+        if taken.next_batch.ahead is not None:
+            self._take(trainer.strategy, "batch_to_device", taken.next_batch.to_device)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._remove()
@@ -164,6 +168,7 @@ class SideFXCompile(pl_package.Callback):
         if self._compiled is None:
             self._compiled = compiled
             report.calls, report.fallbacks = self._native.calls, self._native.fallbacks  # steps left to Lightning
+            report.prefetches = self._prefetches
         else:  # the module went from automatic to manual optimization, or back
             self._second = compiled
             self._compiled.report().parts.append(report)
@@ -222,6 +227,7 @@ class _Training:
         self._should_accumulate = trainer.fit_loop._should_accumulate
         self._batch = Batch()
         self._steps: dict[str, Callable[..., Any]] = {}
+        self.next_batch = NextBatch(pl, trainer, callback._prefetches)
         self._looked_at: tuple[Any, ...] = ()
         self._reason: str | None = None
 
@@ -275,6 +281,7 @@ class _Training:
             counted.increment_ready()
         with trainer.profiler.profile("[SideFXCompile]training_step"):
             output = step(zero, update, *kwargs.values())
+        self.next_batch.prefetch()
         if update:
             counted.increment_completed()
         return output  # type: ignore[no-any-return]
@@ -291,6 +298,7 @@ class _Training:
         self._batch.begin(self._module, trainer.current_epoch, batch_idx, kwargs)
         with trainer.profiler.profile("[SideFXCompile]training_step"):
             output = step(*kwargs.values())
+        self.next_batch.prefetch()
         self._manual._output = self._unpack_manual(output).asdict()
         return None
 
@@ -302,13 +310,13 @@ class _Training:
 
 
 class _InPlaceOf:
-    """Replaces a loop's method while a fit runs; a copied or pickled loop gets its own method back."""
+    """Replaces a method of a loop or strategy while a fit runs; a copy or pickle of it gets its own method back."""
 
     def __init__(self, loop: Any, name: str, call: Callable[..., Any]) -> None:
         self._loop, self._name, self._call = loop, name, call
 
-    def __call__(self, *args: Any) -> Any:
-        return self._call(*args)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _own_method, (self._loop, self._name)

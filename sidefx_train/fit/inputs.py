@@ -17,7 +17,15 @@ BATCH_SIZE = 32
 Loss = Callable[[Any, Any], torch.Tensor]
 
 
-def loaders(fabric: lightning.Fabric, data: Any, val_data: Any) -> tuple[Any, Any]:
+def loaders(fabric: lightning.Fabric, data: Any, val_data: Any, move: bool) -> tuple[Any, Any]:
+    """Returns the loaders of training and validation.
+
+    Args:
+        fabric: moves what they load to the device.
+        data: as for ``fit``.
+        val_data: as for ``fit``.
+        move: move the batches of training; those of validation are moved in any case.
+    """
     if isinstance(data, lightning.LightningDataModule):
         data.prepare_data()
         data.setup("fit")
@@ -26,7 +34,8 @@ def loaders(fabric: lightning.Fabric, data: Any, val_data: Any) -> tuple[Any, An
             val_data = module.val_dataloader()
     made = _loader(data, shuffle=True)
     made_val = None if val_data is None else _loader(val_data, shuffle=False)
-    return fabric.setup_dataloaders(made), None if made_val is None else fabric.setup_dataloaders(made_val)
+    loader = fabric.setup_dataloaders(made, move_to_device=move)
+    return loader, None if made_val is None else fabric.setup_dataloaders(made_val)
 
 
 def _loader(data: Any, shuffle: bool) -> Any:

@@ -24,6 +24,8 @@ from torch.nn.parallel import DistributedDataParallel
 from sidefx_train.callbacks.registration import intercept_logging
 from sidefx_train.callbacks.training_step import Lightning, ignores_argument, plain_scaler
 from sidefx_train.compile.api import compile_step
+from sidefx_train.compile.gpu.prefetch import LoopPrefetch
+from sidefx_train.compile.gpu.replaying import loop_prefetch
 from sidefx_train.errors import CODES, SideFXWarning
 from sidefx_train.fit.inputs import (
     Loss,
@@ -49,6 +51,9 @@ from sidefx_train.fit.state import (
 from sidefx_train.report import StepReport
 
 LEFT_TO_FABRIC = "SFX301"
+
+_END = object()
+"""Stands for the batch after the last one."""
 
 
 @dataclass
@@ -137,7 +142,7 @@ def fit(
         fabric.seed_everything(seed, verbose=False)
     options = {"warmup": warmup, "deterministic": seed is not None, "keep_slower": keep_slower}
     run = _Run(fabric, logged, model, optimizer, loss, metrics, options if compile else None)
-    loader, val_loader = loaders(fabric, data, val_data)
+    loader, val_loader = loaders(fabric, data, val_data, move=run.ahead is None)
     checkpoints = Path(checkpoint_dir) if checkpoint_dir is not None else None
     position = Position()
     if resume:
@@ -163,7 +168,10 @@ def _train(
     checkpoints: Path | None,
     bar: Bar,
 ) -> None:
-    length = len(loader) if hasattr(loader, "__len__") else None
+    try:
+        length = len(loader)
+    except (TypeError, NotImplementedError):  # an iterable dataset
+        length = None
     run.hook("on_train_start")
     while (position.step < max_steps) if max_steps is not None else (position.epoch < epochs):
         left = None if max_steps is None else max_steps - position.step
@@ -202,20 +210,30 @@ def _train_epoch(run: _Run, loader: Any, position: Position, left: int | None, b
         set_random_state(position.random, loader)
     position.random = {}
     run.model.train()
-    for batch in batches:
+    batch = next(batches, _END)
+    while batch is not _END:
         if left is not None and left <= 0:
             return
         loss = run.train_on(batch, position)
         position.batch += 1
         position.step += 1
         left = None if left is None else left - 1
-        bar.advance(loss)
+        try:
+            batch = next(batches, _END)
+            if run.ahead is not None and batch is not _END and left != 0:
+                run.ahead.prefetch(batch)
+        finally:
+            bar.advance(loss)  # it may wait for the device
     position.epoch += 1
     position.batch = 0
 
 
 class _Run:
-    """Model, optimizers and step of one :func:`fit`."""
+    """Model, optimizers and step of one :func:`fit`.
+
+    Attributes:
+        ahead: moves batches to the device, the next one while a step runs there; ``None`` if the loader moves them.
+    """
 
     def __init__(
         self,
@@ -260,12 +278,14 @@ class _Run:
         self._left = reason
         step = self._make_step()
         self.compiled: Any = None
+        self.ahead: LoopPrefetch | None = None
         if options is not None and reason is None:
             if self.model is not model:  # all processes change over to the captured step at the same call
                 options = {**options, "warmup": "now"}
             if self.is_lightning:
                 intercept_logging(Lightning(model))
             step = self.compiled = compile_step(step, **options)
+            self.ahead = loop_prefetch(fabric.device, self.compiled.report().prefetches)
         elif reason is not None:
             title, advice = CODES[LEFT_TO_FABRIC]
             warnings.warn(f"[{LEFT_TO_FABRIC}] {title}: {reason}. {advice}", SideFXWarning, stacklevel=3)
@@ -363,6 +383,8 @@ class _Run:
 
     def train_on(self, batch: Any, position: Position) -> torch.Tensor | None:
         """Runs one step and adds its loss and logs to the history."""
+        if self.ahead is not None:
+            batch = self.fabric.to_device(self.ahead.moved(batch))
         batch = self._convert(batch)
         if self._left is not None:
             self.report.calls += 1

@@ -172,15 +172,6 @@ READ_BY_DEFERRED_CALLS = (logging.Filterer, logging.Manager, logging.Formatter, 
 """Classes of objects that deferred calls read: how tensors are printed, what is logged. A step that changes one from
 outside changes it between its own deferred calls."""
 
-CHANGE_LOGGERS = (
-    logging.Logger.addHandler,
-    logging.Logger.removeHandler,
-    logging.Filterer.addFilter,
-    logging.Filterer.removeFilter,
-)
-"""Methods that change what those objects contain."""
-
-
 VALUE_METHODS = frozenset(
     ("numpy", "data_ptr", "untyped_storage", "storage", "__array__", "share_memory_", "apply_", "map_", "map2_")
     + ("_cdata", "_reduce_ex_internal", "const_data_ptr", "mutable_data_ptr", "is_shared", "storage_type")

@@ -4,7 +4,6 @@ from sidefx_train.compile.capture.interceptors import comparisons as comparisons
 from sidefx_train.compile.capture.interceptors import control_flow as control_flow
 from sidefx_train.compile.capture.interceptors import function_modes as function_modes
 from sidefx_train.compile.capture.interceptors import import_statements as import_statements
-from sidefx_train.compile.capture.interceptors import loggers as loggers
 from sidefx_train.compile.capture.interceptors import numpy_conversion as numpy_conversion
 from sidefx_train.compile.capture.interceptors import operator_registration as operator_registration
 from sidefx_train.compile.capture.interceptors import parameters as parameters

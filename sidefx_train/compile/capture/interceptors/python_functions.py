@@ -1,8 +1,9 @@
-"""Functions of Python's standard library: ``math.isfinite`` and its like, ``max``, ``min``, ``sys._getframe``."""
+"""Functions of Python's standard library: ``math.isfinite`` and its like, ``max``, ``min``, frames, loggers."""
 
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import sys
 from collections.abc import Callable
@@ -93,3 +94,16 @@ def getframe(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 @registry.intercept(torch.Tensor.__dir__)
 def _attributes_of_a_tensor(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     world.heap.refuse("SFX104", "lists the attributes of a tensor")
+
+
+def _change_logger(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Refuses to change what handles records: it would hold for those that the step made before, and deferred."""
+    world.heap.refuse("SFX103", f"changes what a {type(args[0]).__qualname__} does with records")
+
+
+for _owner, _names in (
+    (logging.Logger, ("addHandler", "removeHandler")),
+    (logging.Filterer, ("addFilter", "removeFilter")),
+):
+    for _name in _names:
+        registry.intercept(getattr(_owner, _name))(_change_logger)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import types
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,6 +15,8 @@ from sidefx_train.compile.capture.shadows.deferred_values import DeferredCall, D
 from sidefx_train.compile.capture.world.argument_snapshot import ArgumentSnapshot
 from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
 from sidefx_train.compile.common import trace_rules
+from sidefx_train.compile.common.library_modules import is_library
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 
 class Deferral:
@@ -55,3 +60,34 @@ class Deferral:
         """Returns a snapshot of a value for a deferred string."""
         self.check_shown()
         return ArgumentSnapshot(self.world, shown=True).value(value)
+
+
+def own_code(logger: logging.Logger | None) -> str | None:
+    """Returns the name of a handler, filter, formatter or function of the program that a call runs; ``None`` if
+    libraries do all of it.
+
+    Such code may read what a step changes before or after the call.
+
+    Args:
+        logger: a logger that is given a record; ``None`` for a warning.
+    """
+    for part in _parts(logger) if logger is not None else (warnings.showwarning, warnings.formatwarning):
+        function = safe_isinstance(part, (types.FunctionType, types.MethodType))
+        kind = part if function or safe_isinstance(part, type) else type(part)
+        if not is_library(str(kind.__module__)):
+            return str(kind.__qualname__)
+    return None
+
+
+def _parts(logger: logging.Logger) -> Iterator[Any]:
+    """Yields what takes part in handling a record of a logger."""
+    yield logger
+    yield logging.getLogRecordFactory()
+    yield from logger.filters
+    current: logging.Logger | None = logger
+    while current is not None:
+        for handler in current.handlers:
+            yield handler
+            yield from handler.filters
+            yield from (each for each in (handler.formatter, getattr(handler, "stream", None)) if each is not None)
+        current = current.parent if current.propagate else None

@@ -19,6 +19,7 @@ from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.object_model import formatting
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
 from sidefx_train.compile.capture.world.argument_snapshot import deferred_string
+from sidefx_train.compile.capture.world.deferral import own_code
 from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
 from sidefx_train.compile.capture.world.native_call_facts import (
     DISABLERS,
@@ -41,7 +42,6 @@ from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.host_draws import is_generator
 from sidefx_train.compile.common.library_modules import is_library
-from sidefx_train.compile.common.logging_code import own_code
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import attribute_of, class_method_of, safe_isinstance
 

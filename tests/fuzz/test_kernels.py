@@ -17,7 +17,7 @@ from tests.fuzz.kernels import check, generate
 from tests.fuzz.shrink import shrink
 from tests.support.disk_cache import new_cache
 
-FIXED = (1010, 1015, 1021, 3009)
+FIXED = (1010, 3009)
 """Index-add to a tensor that is also read; an index with a maximum in a remainder; fewer random draws than eager; a
 tensor saved for the backward in another layout than it expects."""
 

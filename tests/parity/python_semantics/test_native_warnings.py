@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import traceback
 import warnings
 from typing import Any
 
@@ -114,16 +115,22 @@ def in_a_fork(*given) -> list[Any]:
         child = os.fork()
     if child == 0:
         try:
+            found: Any = run(*given)
+        except BaseException:
+            found = traceback.format_exc()
+        try:
             with os.fdopen(write, "wb") as file:
-                file.write(pickle.dumps(run(*given)))
+                file.write(pickle.dumps(found))
         finally:
             os._exit(0)
     os.close(write)
     with os.fdopen(read, "rb") as file:
         data = file.read()
-    os.waitpid(child, 0)
-    assert data, "the process failed"
-    return pickle.loads(data)  # type: ignore[no-any-return]
+    _, status = os.waitpid(child, 0)
+    assert data, f"the process ended with {status}"
+    answer = pickle.loads(data)
+    assert type(answer) is list, answer
+    return answer
 
 
 @pytest.mark.parametrize("action", ["always", "error"])

@@ -109,7 +109,7 @@ def test_other_numbers_of_sequences():
     parity(make, steps=6, captures=2)
 
 
-@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_packed_outside(backend):
     """Batch sizes are an input of the step."""
 

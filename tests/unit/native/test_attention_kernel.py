@@ -383,6 +383,7 @@ print(*step.report().captures[0].notes, sep="; ")
 """
 
 
+@pytest.mark.slow
 def test_a_later_process_takes_it_from_the_cache(tmp_path, monkeypatch):
     new_cache(tmp_path, monkeypatch)
     notes = [

@@ -137,6 +137,7 @@ def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 PROGRAMS = [pointwise, conditions, reductions, integers, wide_numbers, narrow_numbers, layouts]
+RARE = [wide_numbers, narrow_numbers, layouts]
 
 
 WHOLE, TAILS = (32, 48), (37, 21)
@@ -155,7 +156,11 @@ WIDE = torch.backends.cpu.get_cpu_capability() == "AVX512"
         ),
     ],
 )
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+@pytest.mark.parametrize(
+    "program",
+    [pytest.param(program, marks=pytest.mark.slow if program in RARE else ()) for program in PROGRAMS],
+    ids=lambda program: program.__name__,
+)
 def test_results_are_those_of_torchs_header_bit_by_bit(
     program: Any,
     sizes: tuple[tuple[int, int], ...],

@@ -120,7 +120,7 @@ def _pooled(xs: list[torch.Tensor], dims: int) -> list[torch.Tensor]:
     return results
 
 
-@pytest.mark.parametrize("dims", [1, *(pytest.param(dims, marks=pytest.mark.slow) for dims in (2, 3))])
+@pytest.mark.parametrize("dims", [pytest.param(dims, marks=pytest.mark.slow) for dims in (1, 2, 3)])
 def test_windows_past_the_end(dims):
     xs = [torch.randn(2, 3, *size[:dims]) for size in SIZES]
     for have, wanted in zip(sidefx_train.compile(_pooled)(xs, dims), _pooled(xs, dims), strict=True):

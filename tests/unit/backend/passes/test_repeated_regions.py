@@ -109,6 +109,7 @@ def test_parts_compute_what_the_whole_computes(
     _same(whole, divided)
 
 
+@pytest.mark.slow
 def test_random_numbers_are_drawn_in_eagers_order(divisions: list[Division | None]) -> None:
     def make() -> nn.Module:
         return Network(p=0.2)
@@ -119,6 +120,7 @@ def test_random_numbers_are_drawn_in_eagers_order(divisions: list[Division | Non
     _same(expected, actual)
 
 
+@pytest.mark.slow
 def test_a_library_of_parts_is_kept(divisions: list[Division | None]) -> None:
     first, _ = _train(Network, _compile)
     second, step = _train(Network, _compile)

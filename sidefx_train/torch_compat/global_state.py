@@ -140,18 +140,17 @@ class KernelSettings:
     """The settings that kernels read when they run, as they were when this was created."""
 
     def __init__(self) -> None:
-        self._cpu = [ask() for ask in _read_by_kernels("cpu")]
-        self._cuda = [ask() for ask in _read_by_kernels("cuda")]
+        self._values = [(kind, [ask() for ask in _read_by_kernels(kind)]) for kind in ("", "cpu", "cuda")]
         self._dtype = torch.get_default_dtype()
 
-    def changed(self, on_cuda: Callable[[], bool]) -> str | None:
+    def changed(self, devices: Callable[[], set[str]]) -> str | None:
         """Returns the name of a setting that kernels read and that has changed.
 
         Args:
-            on_cuda: returns True if kernels of a CUDA device are meant.
+            devices: returns the types of the devices whose kernels are meant.
         """
-        for kind, before in (("cpu", self._cpu), ("cuda", self._cuda)):
-            if before != [ask() for ask in _read_by_kernels(kind)] and (kind == "cpu" or on_cuda()):
+        for kind, before in self._values:
+            if before != [ask() for ask in _read_by_kernels(kind)] and (not kind or kind in devices()):
                 asked = zip(_read_by_kernels(kind), before, strict=True)
                 return next(_setting_name(ask) for ask, value in asked if ask() != value)
         return None
@@ -163,19 +162,18 @@ class KernelSettings:
 
 @cache
 def _read_by_kernels(kind: str) -> tuple[Callable[[], Any], ...]:
-    """Returns getters of settings that kernels of this kind of device read, instead of what records a step."""
-    general = (
-        torch.are_deterministic_algorithms_enabled,
-        torch.is_deterministic_algorithms_warn_only_enabled,
-        torch.get_num_threads,
-        _matmul_precision,
-    )
+    """Returns getters of settings that only kernels of this kind of device read, or those of all for ``""``."""
+    if not kind:
+        deterministic = torch.are_deterministic_algorithms_enabled, torch.is_deterministic_algorithms_warn_only_enabled
+        fills = getattr(torch._C, "_get_deterministic_fill_uninitialized_memory", None)
+        return (*deterministic, _matmul_precision, *([] if fills is None else [fills]))
     of_cuda = re.compile("cuda|cudnn|cublas|miopen|rocm|sm_carveout")
     decided = re.compile("sdp|autograd|backcompat|dtensor|executor|warn|view_replay|sparse")
     asks = [ask for ask, _ in _switches() if not decided.search(_setting_name(ask))]
     if kind == "cuda":
         return tuple(ask for ask in asks if of_cuda.search(_setting_name(ask)))
-    return general + tuple(ask for ask in asks if not of_cuda.search(_setting_name(ask)))
+    others = (ask for ask in asks if not of_cuda.search(_setting_name(ask)))
+    return (torch.get_num_threads, *(ask for ask in others if ask not in _read_by_kernels("")))
 
 
 def _setting_name(ask: Any) -> str:

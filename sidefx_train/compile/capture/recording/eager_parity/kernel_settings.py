@@ -25,13 +25,14 @@ def check_settings(settings: compat.KernelSettings, func: Any, args: tuple[Any, 
     def tensors() -> list[torch.Tensor]:
         return [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
 
-    def on_cuda() -> bool:
-        device = torch.device(kwargs.get("device") or "cpu")
-        return any(each.type == "cuda" for each in (device, *(tensor.device for tensor in tensors())))
+    def devices() -> set[str]:
+        chosen = kwargs.get("device")
+        found = [tensor.device for tensor in tensors()] or [torch.device("cpu")]
+        return {device.type for device in (found if chosen is None else [*found, torch.device(chosen)])}
 
     if func.is_view or func in compat.READS:
         return
-    changed = settings.changed(on_cuda)
+    changed = settings.changed(devices)
     if changed is None and settings.other_dtype() and kwargs.get("dtype") is None:
         changed = None if any(tensor.is_floating_point() for tensor in tensors()) else "the default dtype"
     if changed is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sidefx_train.callbacks.training_step import Lightning
-from sidefx_train.compile.gpu.replaying import loop_prefetch
+from sidefx_train.compile.api import loop_prefetch
 from sidefx_train.report import PrefetchRecord
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from sidefx_train.compile.common.sentinels import DYNAMIC_DIMS
 from sidefx_train.compile.runtime.compiled_module import compiled_module, model_of, step_of
-from sidefx_train.compile.torch_support import make_step
+from sidefx_train.compile.torch_support import make_step, unsupported
 from sidefx_train.config import Backend, CompileConfig
-from sidefx_train.report import StepReport
+from sidefx_train.report import PrefetchRecord, StepReport
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.gpu.prefetch import LoopPrefetch
 
 
 def compile_step(
@@ -148,3 +151,13 @@ def mark_dynamic(tensor: torch.Tensor, dim: int | Sequence[int]) -> None:
         if not -tensor.dim() <= one < tensor.dim():
             raise IndexError(f"dimension {one} of a tensor of {tensor.dim()} dimensions")
     setattr(tensor, DYNAMIC_DIMS, tuple({*getattr(tensor, DYNAMIC_DIMS, ()), *(one % tensor.dim() for one in dims)}))
+
+
+def loop_prefetch(device: torch.device, record: PrefetchRecord) -> LoopPrefetch | None:
+    """Returns what copies the batches of a loop to a device ahead; ``None`` where that is no GPU, or if this torch is
+    not supported."""
+    if unsupported() is not None:
+        return None
+    from sidefx_train.compile.gpu import replaying
+
+    return replaying.loop_prefetch(device, record)

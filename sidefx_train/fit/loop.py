@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import lightning
 import torch
@@ -23,9 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sidefx_train.callbacks.registration import intercept_logging
 from sidefx_train.callbacks.training_step import Lightning, ignores_argument, plain_scaler
-from sidefx_train.compile.api import compile_step
-from sidefx_train.compile.gpu.prefetch import LoopPrefetch
-from sidefx_train.compile.gpu.replaying import loop_prefetch
+from sidefx_train.compile.api import compile_step, loop_prefetch
 from sidefx_train.errors import CODES, SideFXWarning
 from sidefx_train.fit.inputs import (
     Loss,
@@ -49,6 +47,9 @@ from sidefx_train.fit.state import (
     set_random_state,
 )
 from sidefx_train.report import StepReport
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.gpu.prefetch import LoopPrefetch
 
 LEFT_TO_FABRIC = "SFX301"
 

@@ -73,7 +73,7 @@ for _change in compat.CHANGES_MODES:
 
 def _set_for_the_thread(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Refuses what nobody can ask for afterwards: it could be neither kept as an effect nor undone."""
-    world.heap.refuse("SFX103", "changes a setting of torch that has no getter (flushing of denormal numbers)")
+    world.heap.refuse("SFX103", "changes a setting of torch that has no getter: denormal numbers, or interop threads")
 
 
 for _set in compat.WITHOUT_GETTERS:

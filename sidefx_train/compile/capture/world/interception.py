@@ -57,6 +57,7 @@ class Interception:
     def __init__(self, world: CaptureWorldAPI) -> None:
         self.world = world
         self.heap, self.interp = world.heap, world.interp
+        self._handled: set[int] = set()
         self._rules = (
             self._registered,
             self._drawn,
@@ -200,6 +201,9 @@ class Interception:
         own = own_code(logger)
         if own is not None:
             self.heap.refuse("SFX103", f"logs or warns through {own}, which may read what the step changes")
+        if id(logger) in self._handled:  # one guard for all records of a logger
+            return
+        self._handled.add(id(logger))
         name = f"handlers of {'warnings' if logger is None else logger.name} in the program"
         sources = self.heap.sources
         self.heap.guard("equal", sources.call(sources.const(functools.partial(own_code, logger), name)), None)

@@ -79,7 +79,7 @@ gpu:
 
 # What takes minutes and proves little more than its like in `make test`.
 slow: $(VENV)/.stamp-test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m slow --ignore tests/fuzz $(ARGS)
+	SIDEFX_CHECK_GRAPHS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m slow --ignore tests/fuzz $(ARGS)
 
 # DistributedDataParallel with four processes, and thousands of random steps with two. One of them: ARGS="-k views"
 distributed: $(VENV)/.stamp-test
@@ -88,7 +88,7 @@ distributed: $(VENV)/.stamp-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or not slow" tests/distributed/test_soak.py $(ARGS)
 
 fuzz: $(VENV)/.stamp-test
-	FUZZ_N=$(N) FUZZ_SEED=$(SEED) FUZZ_PARTS=$(JOBS) OMP_NUM_THREADS=1 \
+	FUZZ_N=$(N) FUZZ_SEED=$(SEED) FUZZ_PARTS=$(JOBS) SIDEFX_CHECK_GRAPHS=1 OMP_NUM_THREADS=1 \
 		$(BIN)/python -m pytest -n $(JOBS) -m slow tests/fuzz $(ARGS)
 
 # CPython's own tests, interpreted: minutes. Some: make cpython ARGS="-v test_with test_generators"

@@ -1,14 +1,44 @@
-"""Checks every graph that a test builds after every pass, and what a test leaves of torch's state."""
+"""Checks the graphs that some tests build after every pass, and what a test leaves of torch's state."""
 
 import gc
 import logging
 import os
 import sys
 import warnings
+import zlib
+from itertools import combinations, groupby
 
 import pytest
 
-os.environ.setdefault("SIDEFX_CHECK_GRAPHS", "1")
+CHECK_GRAPHS = os.environ.get("SIDEFX_CHECK_GRAPHS")
+"""Whether the graphs of all tests are checked, or of none; by default those of every third test, chosen by name,
+and of the random programs."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Marks as slow what a test's marks ``covering`` or ``every`` leave out, before slow tests are deselected."""
+    for _, group in groupby(items, key=lambda item: getattr(item, "function", item)):
+        cases = [case for case in group if case.get_closest_marker("slow") is None]
+        for name, left_out in (("covering", _beyond_covering), ("every", _beyond_every)):
+            mark = cases[0].get_closest_marker(name) if cases else None
+            for case in left_out(cases, *mark.args) if mark is not None else ():
+                case.add_marker(pytest.mark.slow)
+
+
+def _beyond_covering(cases, size):
+    """Returns the cases without which every combination of the values of ``size`` parameters still occurs."""
+    values = {case: sorted((name, id(value)) for name, value in case.callspec.params.items()) for case in cases}
+    combined = {case: set(combinations(values[case], size)) for case in cases}
+    missing = set().union(*combined.values())
+    while missing:
+        best = max(combined, key=lambda case: len(combined[case] & missing))  # the first of equals
+        missing -= combined.pop(best)
+    return list(combined)
+
+
+def _beyond_every(cases, step):
+    return [case for i, case in enumerate(cases) if i % step]
 
 
 def pytest_collection_finish():
@@ -17,6 +47,14 @@ def pytest_collection_finish():
     logging.getLogger("torch.__trace").propagate = True  # pytest listens to those that do not propagate
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def graphs_are_checked(request):
+    """A check costs as much as a fifth of a capture."""
+    name = request.node.nodeid
+    chosen = name.startswith(("tests/regression/", "tests/fuzz/")) or zlib.crc32(name.encode()) % 3 == 0
+    os.environ["SIDEFX_CHECK_GRAPHS"] = CHECK_GRAPHS or str(int(chosen))
 
 
 @pytest.fixture(autouse=True)

@@ -20,8 +20,11 @@ WORLD = int(os.environ.get("SIDEFX_TEST_PROCESSES", "2"))
 _MARGIN = 20
 """Seconds after the deadline, at which a process ends itself, until it is killed."""
 
+_PRELOADED = ["sidefx_train", "lightning.pytorch", "torch.distributed.fsdp", "torch.distributed.tensor.parallel"]
+"""What the server imports from which processes are forked: to import it takes longer than most tests."""
 
-def in_two_processes(work: Any, *args: Any, seconds: int = 120) -> None:
+
+def in_two_processes(work: Any, *args: Any, seconds: int = 240) -> None:
     """Runs ``work(rank, *args)`` in :data:`WORLD` processes.
 
     Args:
@@ -33,8 +36,10 @@ def in_two_processes(work: Any, *args: Any, seconds: int = 120) -> None:
         AssertionError: a process failed or did not end; the message has the output of all.
     """
     folder, seconds = Path(tempfile.mkdtemp()), seconds * WORLD // 2
-    context = mp.get_context("spawn")
-    ranks = [context.Process(target=_rank, args=(work, rank, folder, seconds, args)) for rank in range(WORLD)]
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    given = (folder, seconds, dict(os.environ), args)
+    ranks = [context.Process(target=_rank, args=(work, rank, *given)) for rank in range(WORLD)]
     for process in ranks:
         process.start()
     for process in ranks:
@@ -48,7 +53,8 @@ def in_two_processes(work: Any, *args: Any, seconds: int = 120) -> None:
         raise AssertionError(f"exit codes {[process.exitcode for process in ranks]}\n{said}")
 
 
-def _rank(work: Any, rank: int, folder: Path, seconds: int, args: tuple[Any, ...]) -> None:
+def _rank(work: Any, rank: int, folder: Path, seconds: int, environment: dict[str, str], args: tuple[Any, ...]) -> None:
+    os.environ.update(environment)  # the server has the environment of the first test
     with open(folder / str(rank), "w") as output:
         sys.stdout = sys.stderr = output
         faulthandler.dump_traceback_later(seconds, exit=True, file=output)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.fuzz.accumulation import difference
 
-FIXED = 15
+FIXED = 8
 MANY = int(os.environ.get("ACCUMULATION_N", "2000"))
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
 PARTS = int(os.environ.get("FUZZ_PARTS", "1"))

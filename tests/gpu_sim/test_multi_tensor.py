@@ -129,6 +129,7 @@ def in_double(expression: Expression) -> Expression:
 @pytest.mark.parametrize(
     ("name", "dtype"), [*((name, SINGLE) for name in OPTIMIZERS), ("AdamW", HALF), ("Lion", HALF)], ids=str
 )
+@pytest.mark.every(3)
 def test_updates_of_an_optimizer_are_one_kernel_and_right_in_float64(name, dtype):
     graph = functional(trained(name, dtype))
     (group,) = find_groups(graph)

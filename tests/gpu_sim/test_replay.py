@@ -35,6 +35,7 @@ def device():
 
 
 @pytest.mark.parametrize("make", [each for each in programs.REPLAYED if each not in _NOT_RECORDED])
+@pytest.mark.every(2)
 def test_programs(make):
     # Casts of a fused kernel round elsewhere; the rest rounds learning rates to float32.
     step = check(make, "cpu", 2e-2 if make in _HALF else 1e-5, backend="aot_eager")
@@ -257,6 +258,7 @@ def test_random_numbers_are_drawn_anew_and_repeat_with_the_seed():
 
 
 @pytest.mark.parametrize("seed", range(6))
+@pytest.mark.every(3)
 def test_random_programs_that_accumulate(seed):
     difference, _ = accumulation.difference(seed, "aot_eager")
     assert not difference

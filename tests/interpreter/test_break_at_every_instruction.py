@@ -351,7 +351,7 @@ def _without_caller(error: Any) -> Any:
     return error and (*error[:2], error[2][1:], *error[3:])
 
 
-MOST = 500
+MOST = 200
 """Places of a body at which the quick tests stop; those marked slow stop at all."""
 
 

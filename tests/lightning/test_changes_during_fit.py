@@ -227,6 +227,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("name", STEPS)
+@pytest.mark.every(2)
 def test_followed(tmp_path, name):
     make, options = STEPS[name]
     parity(make, tmp_path, rows=ROWS, **options)
@@ -255,6 +256,7 @@ WRAPPED = (
 
 
 @pytest.mark.parametrize("name", WRAPPED)
+@pytest.mark.every(2)
 def test_hook_wrapped_on_the_instance(tmp_path, name):
     def make():
         module = Classifier()

@@ -1,4 +1,4 @@
-"""Checks a graph's invariants after every pass, if ``SIDEFX_CHECK_GRAPHS`` is set, as in this library's tests.
+"""Checks a graph's invariants after every pass, if ``SIDEFX_CHECK_GRAPHS`` is set, as in some tests.
 
 - Placeholders have unique names, precede all operations, and are the inputs that the pass was given.
 - Nothing is read before it is computed; every tensor has metadata, on the capture's fake mode.

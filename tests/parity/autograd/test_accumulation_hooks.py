@@ -69,6 +69,7 @@ def train(wrap, register, node_of, when):
 @pytest.mark.parametrize("when", ["before", "between", "inside"])
 @pytest.mark.parametrize("node_of", [by_edge, by_view])
 @pytest.mark.parametrize("register", [several, any_of_several, in_front, behind])
+@pytest.mark.covering(1)
 def test_hooks_are_called(register, node_of, when):
     want = train(lambda fn: fn, register, node_of, when)
     have = train(lambda fn: sidefx_train.compile(fn, backend="eager"), register, node_of, when)
@@ -123,6 +124,7 @@ class Tied(nn.Module):
 @pytest.mark.parametrize("kind", ["register_hook", "register_post_accumulate_grad_hook", "node"])
 @pytest.mark.parametrize("whole", [False, True], ids=["model alone", "over a break"])
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.covering(1)
 def test_hooks_run_in_eager_order(kind, whole, backend):
     def run(wrap):
         torch.manual_seed(0)

@@ -235,6 +235,7 @@ def test_tangents_are_differentiated():
 
 @pytest.mark.parametrize("ask", ["hessian", "hvp", "vhp", "jvp", "vjp", "jacobian"])
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.covering(1)
 def test_torch_autograd_functional(ask, backend):
     def program(wrap):
         w, x = numbers(3, 3), numbers(3)

@@ -184,6 +184,7 @@ def same(backward, outside, parameters, inside, breaks, input_grad, late=False):
 @pytest.mark.parametrize("breaks", [False, True], ids=["whole", "break"])
 @pytest.mark.parametrize("backward", BACKWARDS, ids=lambda fn: fn.__name__)
 @pytest.mark.parametrize("outside", OUTSIDE, ids=lambda fn: fn.__name__)
+@pytest.mark.covering(1)
 def test_hooks_on_outputs(backward, outside, breaks):
     same(backward, outside, no_hooks, (), breaks, True)
 
@@ -191,6 +192,7 @@ def test_hooks_on_outputs(backward, outside, breaks):
 @pytest.mark.parametrize("breaks", [False, True], ids=["whole", "break"])
 @pytest.mark.parametrize("backward", BACKWARDS, ids=lambda fn: fn.__name__)
 @pytest.mark.parametrize("parameters", PARAMETERS[1:], ids=lambda fn: fn.__name__)
+@pytest.mark.covering(1)
 def test_hooks_on_parameters(backward, parameters, breaks):
     same(backward, outputs_hooked, parameters, (), breaks, False)
 
@@ -198,6 +200,7 @@ def test_hooks_on_parameters(backward, parameters, breaks):
 @pytest.mark.parametrize("breaks", [False, True], ids=["whole", "break"])
 @pytest.mark.parametrize("backward", BACKWARDS, ids=lambda fn: fn.__name__)
 @pytest.mark.parametrize("inside", INSIDE[1:], ids="+".join)
+@pytest.mark.covering(1)
 def test_hooks_on_intermediate_tensors(backward, inside, breaks):
     same(backward, outputs_hooked, parameter_hooks, inside, breaks, True)
 

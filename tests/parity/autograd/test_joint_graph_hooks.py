@@ -103,6 +103,7 @@ def _view_and_loss(model, x):
 @pytest.mark.parametrize("how", ["hook", "retain_grad", "grad", "nobody"])
 @pytest.mark.parametrize("forward", [_hidden_and_loss, _tied, _three_levels, _views_of_views, _view_and_loss])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.covering(1)
 def test_gradients_between_two_outputs(how, forward, backend):
     """A gradient from one output to another passes through the tensor in between, where a hook may observe it."""
 

@@ -35,6 +35,7 @@ def facts(outs, given):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.covering(1)
 def test_views_that_leave(name, backend):
     seen = []
     for compiled in (False, True):

@@ -48,6 +48,7 @@ def source(made: str, ceases: str, then: str, outs: str) -> str:
 @pytest.mark.parametrize("outs", OUTS)
 @pytest.mark.parametrize("then", THEN)
 @pytest.mark.parametrize("how", CEASES)
+@pytest.mark.covering(1)
 def test_as_in_eager(how, then, outs):
     check(source(*CEASES[how], THEN[then], OUTS[outs]))
 

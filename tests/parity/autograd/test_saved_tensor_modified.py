@@ -78,6 +78,7 @@ def _branches(x, y):
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("asked", [(0,), (1,), (0, 1)], ids=["x", "y", "both"])
 @pytest.mark.parametrize("changed", ["largest", "x", "y"])
+@pytest.mark.covering(1)
 def test_what_eager_does_not_come_by_may_be_changed(changed, asked, backend):
     """``autograd.grad`` runs only the nodes between a result and its inputs, and checks only their saved tensors."""
 
@@ -113,6 +114,7 @@ def one_node_in_another_order(w, z, x):
 @pytest.mark.parametrize("result", range(3))
 @pytest.mark.parametrize("changed", range(3))
 @pytest.mark.parametrize("step", [one_node, one_node_in_another_order])
+@pytest.mark.covering(1)
 def test_results_of_one_node(step, changed, result, partition):
     """Eager checks only the saved tensors on its way; a recomputed value may read other tensors."""
 

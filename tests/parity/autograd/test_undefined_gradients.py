@@ -54,6 +54,7 @@ def masked(x, a):
 @pytest.mark.parametrize("asked", range(3))
 @pytest.mark.parametrize("step", [copied, filled, filled_in_part, read_before, masked])
 @pytest.mark.parametrize("made", MADE)
+@pytest.mark.covering(2)
 def test_as_in_eager(made, step, asked, backend):
     def run(called):
         leaf = torch.arange(16.0).reshape(4, 4).cos().requires_grad_()
@@ -93,6 +94,7 @@ def heads_and_trunk(x, trunk, first, second):
 )
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("step", [heads, heads_and_trunk])
+@pytest.mark.covering(1)
 def test_hooks_of_what_no_gradient_comes_to_are_not_called(step, backend, asked):
     """Two heads, one of which is differentiated: hooks of tensors used only by the other head do not run."""
 

@@ -75,6 +75,7 @@ def _hold_equal(step):
 @pytest.mark.parametrize(
     "name", ["add", "div", "clamp_max", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mul", "pow"))]
 )
+@pytest.mark.covering(1)
 def test_lists(name, operands):
     assert _hold_equal(lambda a, b: LISTS[operands](name, a, b)) > 0
 

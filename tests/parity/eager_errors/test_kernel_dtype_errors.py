@@ -85,6 +85,7 @@ def _said(run):
 
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 @pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.covering(1)
 def test_the_error_is_eagers(name, backend):
     """The step catches it, and nothing reads the operation's result."""
 

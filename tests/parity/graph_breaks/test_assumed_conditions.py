@@ -76,6 +76,7 @@ def check_assumed(make, backend="eager", fallbacks=len(BAD), steps=9, captures=1
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.covering(1)
 def test_one_graph(form, backend):
     check_assumed(training(form), backend)
 
@@ -278,6 +279,7 @@ NUMBERS = [1.0, 2.0, math.nan, 3.0, math.inf, -math.inf, 4.0, math.nan, 1e-17, 1
 )
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.covering(1)
 def test_algebra_is_not_arithmetic(question, inside, backend):
     """For NaN, infinity and rounded values, floating-point comparisons differ from algebra."""
 

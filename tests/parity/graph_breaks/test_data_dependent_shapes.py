@@ -89,6 +89,7 @@ LOSSES = (mean_over_rows, entropy_of_rows, written_rows)
 
 
 @pytest.mark.parametrize(("loss_of", "backend"), with_backends(LOSSES, (entropy_of_rows,)))
+@pytest.mark.every(2)
 def test_trained_on_chosen_rows(loss_of, backend):
     parity(lambda: trained(loss_of), steps=4, backend=backend)
 

@@ -25,6 +25,7 @@ def generator(seed):
 @pytest.mark.parametrize("rng", ["eager", "fast"])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 @pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.covering(1)
 def test_drawn_from_an_argument(name, backend, rng):
     """Draws from a generator argument equal eager's also where the backend draws for torch's default generator."""
     if (backend, rng, name) == ("inductor", "fast", "with torch's own"):

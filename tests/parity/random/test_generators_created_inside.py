@@ -88,6 +88,7 @@ BACKENDS_AND_VERIFY = [
 
 @pytest.mark.parametrize(("backend", "verify"), BACKENDS_AND_VERIFY)
 @pytest.mark.parametrize("step", CAPTURED)
+@pytest.mark.covering(1)
 def test_draws_are_eagers(step, backend, verify):
     if backend == "inductor" and torch.__version__ < "2.13":
         pytest.skip("Inductor of torch 2.12 knows no generator among a graph's constants: such a step runs eagerly")

@@ -96,6 +96,7 @@ UNKNOWN = {
 @pytest.mark.parametrize("used", [True, False])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 @pytest.mark.parametrize("name", UNKNOWN)
+@pytest.mark.covering(1)
 def test_numbers_that_exist_only_when_the_graph_runs(name: str, backend: Any, used: bool) -> None:
     """The capture stops at an operation that may raise; it is not skipped, and C++ does not divide by zero."""
     operation = UNKNOWN[name]

@@ -33,6 +33,7 @@ OTHER_DIMENSIONS = [
 
 @pytest.mark.parametrize("images", [False, True], ids=["batch", "images"])
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(map(str, options.values())))
+@pytest.mark.every(2)
 def test_sizes_that_change(options, images):
     check(options, lambda n: (n, 2, *((n + 2, 2 * n) if images else (4, 6))))
 

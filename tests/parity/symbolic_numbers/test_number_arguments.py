@@ -84,6 +84,7 @@ def run(call, backend):
 
 
 @pytest.mark.parametrize("name", STEPS)
+@pytest.mark.every(2)
 def test_one_graph_for_all_values_with_the_bits_of_eager(name):
     want, have, report = run(STEPS[name], "eager")
     assert len(report.captures) == 2 and not report.fallbacks, str(report)
@@ -96,6 +97,7 @@ FUSED = ("dropout", "lerp", "huber", "norm", "elu", "hardtanh", "addmm", "attent
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("name", FUSED)
+@pytest.mark.every(2)
 def test_compiled_code_reads_the_number(name, backend):
     want, have, report = run(STEPS[name], backend)
     assert len(report.captures) == 2 and not report.fallbacks, str(report)

@@ -68,6 +68,7 @@ def test_operation_by_operation(step):
 
 
 @pytest.mark.parametrize("steps", [STEPS[:2], STEPS[2:]], ids=lambda steps: steps[0].__name__)
+@pytest.mark.every(2)
 def test_lowered(steps):
     def step(x, lengths):
         n = int(lengths.max())

@@ -47,6 +47,7 @@ def test_optimizer(name):
 
 # AdamW is Adam with another weight decay.
 @pytest.mark.parametrize("name", ["sgd_nesterov", pytest.param("adam", marks=pytest.mark.slow), "adamw", "adamw_fused"])
+@pytest.mark.every(2)
 def test_optimizer_inductor(name):
     parity(lambda: train(name), backend="inductor")
 
@@ -118,6 +119,7 @@ SCHEDULERS = {
         (torch.optim.AdamW, "step", "inside"),
     ],
 )
+@pytest.mark.every(2)
 def test_scheduler_never_recaptures(cls, scheduler, where):
     """200 steps with a changing learning rate (and, for OneCycleLR, changing momentum or betas): one capture."""
 

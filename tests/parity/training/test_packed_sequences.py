@@ -70,6 +70,7 @@ CASES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.every(2)
 def test_one_graph_for_all_lengths(name):
     report = parity(CASES[name], steps=len(LENGTHS) + 1, rng="eager")
     assert report.replays == len(LENGTHS) + 1

@@ -130,6 +130,7 @@ CASES = [
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated")
 @pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
+@pytest.mark.every(2)
 def test_library(make):
     parity(make, steps=4)
 

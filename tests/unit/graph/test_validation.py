@@ -33,7 +33,12 @@ def node(module, target):
     return next(n for n in module.graph.nodes if n.target is target)
 
 
-def test_checks_are_on_in_tests():
+@pytest.fixture(autouse=True)
+def checks(monkeypatch):
+    monkeypatch.setenv("SIDEFX_CHECK_GRAPHS", "1")
+
+
+def test_a_right_graph_passes():
     assert enabled()
     module, mode = graph()
     check_graph("a pass", module, mode, functional=True)

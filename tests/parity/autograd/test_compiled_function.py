@@ -80,6 +80,7 @@ def _run(call, steps=2):
 @pytest.mark.parametrize("partition", ["min_cut", "default"])
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.covering(1)
 def test_partitions(name, backend, partition):
     if backend == "inductor" and (name != "gated" or partition == "default"):
         pytest.skip("one of each is enough under Inductor")

@@ -78,6 +78,7 @@ def forces(wrap):
         for late in [backend == "inductor" and program is not through_an_inner_loop]  # the deepest of them
     ],
 )
+@pytest.mark.every(2)
 def test_programs_that_train_on_gradients(program, backend):
     compare(program, backend)
 
@@ -391,6 +392,7 @@ def test_a_loss_of_a_gradient_trains():
 
 
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.every(2)
 def test_batches_of_gradients(backend):
     def program(wrap):
         w, x = numbers(3, 3), numbers(3, grad=True)

@@ -60,6 +60,7 @@ KINDS_AND_BACKENDS = [
 
 
 @pytest.mark.parametrize(("name", "change", "backend"), KINDS_AND_BACKENDS)
+@pytest.mark.every(3)
 def test_text(name, change, backend):
     first = torch.arange(12.0).reshape(3, 4).sin()
     want = _said(STEPS[name], change, first)

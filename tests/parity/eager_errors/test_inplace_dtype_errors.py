@@ -81,11 +81,13 @@ def test_lists(name, operands):
 
 
 @pytest.mark.parametrize("name", TERNARY)
+@pytest.mark.every(2)
 def test_of_several_operands(name):
     _hold_equal(TERNARY[name])
 
 
 @pytest.mark.parametrize("name", OUTS)
+@pytest.mark.every(3)
 def test_out(name):
     _hold_equal(OUTS[name])
 

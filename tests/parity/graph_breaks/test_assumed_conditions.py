@@ -96,6 +96,7 @@ OFTEN = ((skipping, False), (raising_in_parts, True), (asserting_a_number, False
         for often in [(form, fused) in OFTEN]
     ],
 )
+@pytest.mark.every(3)
 def test_inductor(form, fused):
     check_assumed(training(form, fused=fused), "inductor")
 
@@ -303,6 +304,7 @@ def test_algebra_is_not_arithmetic(question, inside, backend):
 
 
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.every(2)
 def test_a_size_from_data_that_may_only_raise(backend):
     """Metrics count distinct labels; the check is a condition on the size of a result."""
 

@@ -226,6 +226,7 @@ def by_two_signs(model, x, y):
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.every(2)
 def test_nested_branches(backend):
     def make() -> Program:
         return trained(by_two_signs, nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 4)))

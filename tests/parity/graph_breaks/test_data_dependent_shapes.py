@@ -65,6 +65,7 @@ def with_backends(functions, under_inductor):
 @pytest.mark.parametrize(
     ("function", "backend"), with_backends(FUNCTIONS, (products, written_through_a_view, sorted_rows))
 )
+@pytest.mark.every(2)
 def test_functions_of_chosen_rows(function, backend):
     parity(lambda: Program(function, batches((9, 6), classes=3)), steps=4, backend=backend)
 

@@ -173,6 +173,7 @@ def run(world: World, body: Any, behind_a_break: bool, backend: str | None) -> l
 @pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarning")
 @pytest.mark.parametrize(("cls", "behind_a_break"), [(Plain, False), (Plain, True), (Valued, True)])
 @pytest.mark.parametrize("name", BODIES)
+@pytest.mark.covering(1)
 def test_objects_that_are_one_or_two(name, cls, behind_a_break):
     want = run(World(cls), BODIES[name], behind_a_break, None)
     assert run(World(cls), BODIES[name], behind_a_break, "eager") == want

@@ -84,6 +84,7 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, Any], list[bool]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.every(2)
 def test_is_compiled_where_it_holds_for_more_than_one_call(name):
     extra, state, want = CASES[name]
     report = parity(trained(extra, **state), steps=9, backend="inductor", captures=len(want))

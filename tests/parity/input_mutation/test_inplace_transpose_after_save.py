@@ -36,6 +36,7 @@ PROGRAMS = {
 @pytest.mark.parametrize("then", ["", "; {0}.mul_(2)"])
 @pytest.mark.parametrize("turn", ["t_()", "unsqueeze_(0)", "as_strided_((2,), (1,))"])
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.every(3)
 def test_metadata_mutated_after_save(name, turn, then):
     arguments, step, changed = PROGRAMS[name]
     line = f"with torch.no_grad(): {changed}.{turn}{then.format(changed)}"

@@ -114,6 +114,7 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.every(3)
 def test_program(name, backend):
     assert check(source_of(PROGRAMS[name]), backend).replays == 3
 

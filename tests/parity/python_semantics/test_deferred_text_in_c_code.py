@@ -112,6 +112,7 @@ SHOWN = {
 
 @pytest.mark.parametrize("shown", SHOWN)
 @pytest.mark.parametrize("holder", HOLDERS)
+@pytest.mark.every(3)
 def test_text_of_containers_shows_real_values(holder, shown):
     def step(x):
         if holder == "counter" and shown == "format":

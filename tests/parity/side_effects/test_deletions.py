@@ -137,6 +137,7 @@ def _history(run):
 
 @pytest.mark.parametrize("broken", [False, True], ids=["whole", "in parts"])
 @pytest.mark.parametrize("body", BODIES)
+@pytest.mark.every(3)
 def test_what_was_there_before_is_gone(body, broken):
     step = _step(body, broken)
     compiled = sidefx_train.compile(step, backend="eager")

@@ -208,6 +208,7 @@ USES = {
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("name", OUTSIDE)
 @pytest.mark.parametrize("how", ["argument", "global"])
+@pytest.mark.every(3)
 def test_from_outside(how, name, use):
     worlds = [{"o": OUTSIDE[name](torch.ones(2))} for _ in range(2)]
     eager, mine = worlds

@@ -144,6 +144,7 @@ def outcome(function, kind):
 
 @pytest.mark.parametrize("kind", [logging.StreamHandler, Kept])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+@pytest.mark.every(2)
 def test_they_look_as_in_eager(program, kind):
     assert outcome(sidefx_train.compile(program, backend="eager"), kind) == outcome(program, kind)
 

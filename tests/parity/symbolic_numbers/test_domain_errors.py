@@ -58,6 +58,7 @@ def _in_place(n):
 @pytest.mark.parametrize("used", [True, False])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.every(3)
 def test_the_error_of_one_call(name: str, backend: Any, used: bool, capfd: pytest.CaptureFixture[str]) -> None:
     """Whether or not the result is used; nothing else is printed."""
     operation = OPERATIONS[name]

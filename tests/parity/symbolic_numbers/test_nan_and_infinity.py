@@ -38,6 +38,7 @@ OUT_OF_TENSORS = {
 
 
 @pytest.mark.parametrize("what", OUT_OF_TENSORS)
+@pytest.mark.every(2)
 def test_what_raises_for_some_values_of_a_tensor(what):
     """If Python raises, all effects before have happened once, and none after."""
 

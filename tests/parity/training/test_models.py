@@ -276,6 +276,7 @@ def test_pooled_and_flattened_images(writes):
     parity(make, steps=3, backend="inductor", whole=not writes, captures=None)
 
 
+@pytest.mark.slow
 def test_pooling_in_a_new_process():
     """Inductor's decomposition of pooling requires that a certain module is already imported."""
     code = (

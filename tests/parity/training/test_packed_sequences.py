@@ -81,6 +81,7 @@ def test_lengths_in_a_list():
     parity(program(nn.LSTM, as_list=True), steps=len(LENGTHS), captures=2)
 
 
+@pytest.mark.slow
 def test_inductor():
     """Includes equal lengths of 1: Inductor computes the zeros of their first states once more for the backward."""
     parity(program(nn.LSTM, [*LENGTHS[:3], [1, 1, 1]]), steps=4, backend="inductor", captures=2)

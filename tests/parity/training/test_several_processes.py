@@ -121,6 +121,7 @@ def _rank(rank, file, kinds):
     os._exit(0)  # gloo's threads may crash the process during the interpreter's exit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kinds", [KINDS[:2], pytest.param(KINDS[2:], marks=pytest.mark.slow)], ids=["few", "others"])
 def test_ranks_end_with_eagers_weights(kinds):
     folder = tempfile.mkdtemp()

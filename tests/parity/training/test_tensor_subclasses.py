@@ -133,6 +133,7 @@ BODIES = (clipped, accumulated, checkpointed, hooked, inner_tensors, written, re
 
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
+@pytest.mark.every(2)
 def test_step(body):
     parity(program(body), steps=3, captures=2)
 
@@ -256,6 +257,7 @@ def test_effects_of_its_python_are_kept(optimizer):
     assert sidefx_train.explain(step).fallback_count == 0
 
 
+@pytest.mark.slow
 def test_its_python_runs_only_during_the_capture():
     runs = []
 

@@ -103,6 +103,7 @@ def test_model(make):
 @pytest.mark.parametrize(
     "make", [bert_classifier, pytest.param(llama, marks=pytest.mark.slow)], ids=lambda make: make.__name__
 )
+@pytest.mark.slow
 def test_compiled_model(make, monkeypatch):
     """Regression: BERT's masks were read before they were drawn, and gave NaN; the eager backend does not reorder."""
     for name, size in {"hidden_size": 48, "num_attention_heads": 4, "intermediate_size": 96}.items():
@@ -115,6 +116,7 @@ def op_by_op(module, inputs):
     return module.forward
 
 
+@pytest.mark.slow
 def test_mask_of_ones():
     """Eager skips a mask of ones and uses another kernel: equal up to rounding."""
 

@@ -196,6 +196,7 @@ MORE_OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", MORE_OPTIMIZERS)
+@pytest.mark.every(3)
 def test_more_optimizers(name):
     check(lambda model, optimizer: functools.partial(train, model, optimizer), MORE_OPTIMIZERS[name])
 

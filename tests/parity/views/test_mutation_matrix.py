@@ -29,6 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarni
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.covering(1)
 def test_changed(kind, change):
     for before in ("", "x.mul_(2); ", "x.mul_(w); "):
         for result in RESULTS:
@@ -65,6 +66,7 @@ WRITES = (
 
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("name", SHARED)
+@pytest.mark.covering(1)
 def test_in_one_memory(name, write):
     for result in ("x, y", "(y * 1.0).sum() * w.sum(), x"):
         check(source_of((f"{SHARED[name]}; {_W}", f"{write}; return {result}", LATER)))

@@ -77,6 +77,7 @@ def _hold_equal(make, backend, whole):
         for late in [backend == "inductor" and name not in UNDER_INDUCTOR]
     ],
 )
+@pytest.mark.every(3)
 def test_captured(name, backend):
     _hold_equal(CAPTURED[name], backend, whole=True)
 

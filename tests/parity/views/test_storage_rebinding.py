@@ -96,12 +96,14 @@ def compared(make, backend, **options):
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.every(3)
 def test_captured_and_as_in_eager(name, backend):
     step = compared(CASES[name], backend, fullgraph=True, on_failure="raise")
     assert step.report().replays == 5 and len(step.report().captures) <= 3
 
 
 @pytest.mark.parametrize("name", [name for i, name in enumerate(CASES) if i % 4 == 1])
+@pytest.mark.every(4)
 def test_under_inductor(name):
     assert compared(CASES[name], "inductor", fullgraph=True, on_failure="raise").report().replays == 5
 

@@ -112,6 +112,7 @@ def test_one_process(tmp_path):
     assert plot.stat().st_size > 1000, "no plot"
 
 
+@pytest.mark.slow
 def test_two_processes(tmp_path):
     """The second process runs the steps of the first; what they send is measured."""
     out = tmp_path / "bench.json"

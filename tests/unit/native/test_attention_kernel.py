@@ -255,6 +255,7 @@ EVERY_LAYOUT = [
 
 
 @pytest.mark.parametrize(("how", "settings"), EVERY_LAYOUT)
+@pytest.mark.every(4)
 def test_a_step_is_that_of_eager(chosen, how, settings):
     want, have, run = both(lambda: Mixer(how, **settings))
     for a, b in zip(want, have, strict=True):
@@ -278,6 +279,7 @@ def test_layers_share_parts(chosen):
 
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("how", ["packed", "heads_last"])
+@pytest.mark.every(4)
 def test_a_step_in_bfloat16(chosen, autocast, how):
     make = lambda: Mixer(how) if autocast else Mixer(how).bfloat16()  # noqa: E731
     want, have, run = both(make, autocast=autocast)
@@ -287,6 +289,7 @@ def test_a_step_in_bfloat16(chosen, autocast, how):
 
 
 @pytest.mark.parametrize("settings", [{"dropout_p": 0.1}, {"attn_mask": torch.zeros(9, 9)}])
+@pytest.mark.every(2)
 def test_others_stay(chosen, settings):
     torch.manual_seed(0)
     found, run = trained(Mixer("packed", causal=False, **settings), True)
@@ -325,6 +328,7 @@ def test_where_it_is_not_chosen_torchs_stays(chosen, monkeypatch):
     assert choice.chosen == "fused" and choice.seconds == {"fused": 1.0, "native": 1.1}
 
 
+@pytest.mark.slow
 def test_python_calls_it_too(chosen, monkeypatch):
     """The graph is not one C++ call."""
     monkeypatch.setattr(sidefx_train.compile.backend.inductor, "_one_cpp_call", lambda module: False)

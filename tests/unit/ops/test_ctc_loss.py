@@ -87,6 +87,7 @@ def test_a_tensor_and_a_list_are_refused_as_in_eager(given):
         sidefx_train.compile(step)()
 
 
+@pytest.mark.slow
 def test_lengths_in_lists_that_change(given):
     net, x, targets = given
     compiled = sidefx_train.compile(lambda lengths: F.ctc_loss(net(x).log_softmax(-1), targets, INPUTS, lengths))

@@ -341,6 +341,7 @@ ENDS_AND_KINDS = [
 
 
 @pytest.mark.parametrize(("end", "kind"), ENDS_AND_KINDS)
+@pytest.mark.every(2)
 def test_the_process_ends_without_waiting_for_the_worker(empty_cache, kind, end):
     root = str(Path(__file__).parents[3])
     if kind == "process":

@@ -134,6 +134,7 @@ def left(backend: str, case: str, first: int, last: int) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("case", FAST)
+@pytest.mark.every(2)
 def test_rounds_leave_nothing(case):
     assert left("eager", case, 6, 14) == {}
 

@@ -55,6 +55,7 @@ def trained(model, compiled):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("contiguous", [False, True])
+@pytest.mark.every(2)
 def test_equal_to_the_fused_kernel(chosen, causal, contiguous):
     results = []
     for compiled in (False, True):
@@ -95,6 +96,7 @@ ALL_THREE = [
 
 
 @pytest.mark.parametrize(("way", "contiguous", "autocast"), ALL_THREE)
+@pytest.mark.every(4)
 def test_bfloat16_attention_on_float32_numbers(chosen, monkeypatch, way, contiguous, autocast):
     note = {"wide": "in float32", "tiles": "as matrix products"}[way]
     times = lambda tasks: dict.fromkeys(tasks, {"fused": 1.0, way: 0.1})  # noqa: E731

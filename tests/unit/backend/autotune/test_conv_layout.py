@@ -74,6 +74,7 @@ def trained(net: str, compiled: bool, narrow: bool = False, **options: Any) -> t
         pytest.param("sequences", True, marks=pytest.mark.slow),  # in full precision above; images prove autocast
     ],
 )
+@pytest.mark.every(4)
 def test_right_in_both_layouts(monkeypatch: pytest.MonkeyPatch, way: str, net: str, narrow: bool) -> None:
     choose(monkeypatch, way)
     wanted, _ = trained(net, False, narrow)
@@ -90,6 +91,7 @@ def test_right_in_both_layouts(monkeypatch: pytest.MonkeyPatch, way: str, net: s
 
 
 @pytest.mark.parametrize("way", [LAST, AS_CAPTURED])
+@pytest.mark.every(2)
 def test_inductor_converts_nothing_in_a_contiguous_graph(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """Otherwise Inductor would convert each image if oneDNN is available."""
     choose(monkeypatch, way)

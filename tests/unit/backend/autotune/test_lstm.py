@@ -182,6 +182,7 @@ WITHOUT_X_GRAD = ("plain", "two layers, both directions, no biases")
         *(pytest.param(name, False, marks=[] if name in WITHOUT_X_GRAD else pytest.mark.slow) for name in CASES),
     ],
 )
+@pytest.mark.every(4)
 def test_a_step_is_that_of_eager(chosen, name, x_grad):
     settings, layers = CASES[name]
     results = []
@@ -220,6 +221,7 @@ def test_frozen_weights(chosen):
     "case",
     ["projected", *(pytest.param(case, marks=pytest.mark.slow) for case in ("dropout between layers", "in float64"))],
 )
+@pytest.mark.slow
 def test_others_run(chosen, case):
     settings = {"projected": {"proj_size": 4}, "dropout between layers": {"num_layers": 2, "dropout": 0.5}}.get(
         case, {}
@@ -321,6 +323,7 @@ print(*step.report().captures[0].notes, sep="; ")
 """
 
 
+@pytest.mark.slow
 def test_a_later_process_takes_it_from_the_cache(tmp_path, monkeypatch):
     new_cache(tmp_path, monkeypatch)
     notes = [

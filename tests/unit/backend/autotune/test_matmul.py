@@ -52,6 +52,7 @@ def _stored(rows: int, columns: int, layout: str, dtype: torch.dtype) -> torch.T
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("right", ["rows", "columns", "part", "one row"])
 @pytest.mark.parametrize("left", ["rows", "columns", "part", "one row"])
+@pytest.mark.every(4)
 def test_every_shape_and_layout(left: str, right: str, dtype: torch.dtype) -> None:
     """Compares with float64; memory around the result stays unchanged."""
     torch.manual_seed(0)
@@ -70,6 +71,7 @@ def test_every_shape_and_layout(left: str, right: str, dtype: torch.dtype) -> No
 
 @pytest.mark.parametrize("transposed", [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize(("threads", "dtype"), [(1, torch.float32), (3, torch.float32), (3, torch.bfloat16)])
+@pytest.mark.every(3)
 def test_batches(transposed: tuple[bool, bool], threads: int, dtype: torch.dtype) -> None:
     """Includes batches of one matrix, batches that share one matrix, and gaps between the matrices."""
     torch.manual_seed(0)

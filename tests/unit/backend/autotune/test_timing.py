@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 _PROGRAM = """
 import json, os, signal, sys
 import torch
@@ -47,6 +49,7 @@ kernels()
 _CONVOLUTION = [[8, 8, 32, 32], [8, 8, 3, 3], [[1, 1], [1, 1], [1, 1], False, [0, 0], 1], [True] * 3, 2, "float32"]
 
 
+@pytest.mark.slow
 def test_a_forked_process_measures_on_threads_of_its_own(tmp_path: Path) -> None:
     environment = {**os.environ, "SIDEFX_CACHE_DIR": str(tmp_path), "SIDEFX_FORK_FILES": str(tmp_path)}
     command = [sys.executable, "-c", _PROGRAM, json.dumps(_CONVOLUTION)]

@@ -44,6 +44,7 @@ CALLED = {
 
 
 @pytest.mark.parametrize("name", CALLED)
+@pytest.mark.every(2)
 def test_called_without_torchs_headers(name, tmp_path, monkeypatch):
     new_cache(tmp_path, monkeypatch)
     monkeypatch.setattr(keep_composite_ops, "_FEWEST", 64)

@@ -161,6 +161,7 @@ WIDE = torch.backends.cpu.get_cpu_capability() == "AVX512"
     [pytest.param(program, marks=pytest.mark.slow if program in RARE else ()) for program in PROGRAMS],
     ids=lambda program: program.__name__,
 )
+@pytest.mark.every(6)
 def test_results_are_those_of_torchs_header_bit_by_bit(
     program: Any,
     sizes: tuple[tuple[int, int], ...],

@@ -90,6 +90,7 @@ def typed():
 
 
 @pytest.mark.parametrize("name", TYPES)
+@pytest.mark.every(2)
 def test_type(name):
     wanted, found = typed()
     torch.testing.assert_close(found[name], wanted[name], rtol=0, atol=0)
@@ -127,6 +128,7 @@ def test_windows_past_the_end(dims):
         torch.testing.assert_close(have, wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_windows_past_the_end_of_sizes_that_change():
     """Inductor decides on sizes while it lowers: code compiled for one such decision is not used for another."""
 

@@ -63,6 +63,7 @@ ALONE = {
 
 @pytest.mark.parametrize("needs_grad", [True, False], ids=["gradient of x", "none"])
 @pytest.mark.parametrize("name", ALONE)
+@pytest.mark.every(2)
 def test_alone_it_is_what_eager_calls(name, needs_grad):
     torch.manual_seed(0)
     norm, product = ALONE[name](), nn.Linear(32, 8, bias=False)
@@ -116,6 +117,7 @@ FUSED = {
 
 
 @pytest.mark.parametrize("name", FUSED)
+@pytest.mark.every(2)
 def test_decomposed_where_something_is_fused(name):
     torch.manual_seed(0)
     norm, f, g = nn.LayerNorm(32), nn.Linear(32, 32), nn.Linear(32, 32)
@@ -174,6 +176,7 @@ WINDOWS = {
 
 
 @pytest.mark.parametrize("name", WINDOWS)
+@pytest.mark.every(3)
 def test_windows_and_reversed_dimensions(name):
     shape, net, expected = WINDOWS[name]
     torch.manual_seed(0)
@@ -239,6 +242,7 @@ OFTEN = ("spectrum", "short-time", "there and back", "channels last", "what is p
     "name", [pytest.param(name, marks=[] if name in OFTEN else pytest.mark.slow) for name in COMPLEX]
 )
 @pytest.mark.filterwarnings("error:Torchinductor does not support code generation for complex")
+@pytest.mark.every(3)
 def test_complex_numbers(name):
     torch.manual_seed(0)
     want, have, _ = trained(COMPLEX[name], x=torch.randn(4, 32, requires_grad=True))

@@ -64,12 +64,14 @@ def test_a_transformer_holds_less(any_size):
     assert captured <= 0.85 * eager, f"a step holds {captured} MiB, eager {eager}"
 
 
+@pytest.mark.slow
 def test_a_transformer_learns_the_same(any_size):
     (wanted, _), (found, _) = both(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9))
     for want, have in zip(wanted, found, strict=True):
         assert (want - have).norm() <= 1e-5 * max(1.0, want.norm()), f"off by {(want - have).norm()}"
 
 
+@pytest.mark.slow
 def test_small_steps_are_left_alone():
     model, batches = small_gpt()
     step = sidefx_train.compile(training_step(model, torch.optim.SGD(model.parameters(), lr=0.1)), fullgraph=True)
@@ -100,6 +102,7 @@ def on_both_backends(names):
 
 
 @pytest.mark.parametrize(("name", "backend"), on_both_backends(OPTIMIZERS))
+@pytest.mark.every(3)
 def test_parameters_and_state_stay_where_they_are(name, backend):
     torch.manual_seed(0)
     model = mlp()
@@ -134,6 +137,7 @@ FUSED = {
 
 
 @pytest.mark.parametrize(("name", "backend"), on_both_backends([*OPTIMIZERS, *FUSED]))
+@pytest.mark.every(3)
 def test_buffers_and_averages_stay_where_they_are(name, backend):
     """Batch norm's buffers and an average of the parameters are written after the update, so it is not a tail."""
     found = []

@@ -237,6 +237,7 @@ def test_writes_and_symbols_are_lowered_as_a_whole() -> None:
     assert find_regions(_graph(lambda y: writes(torch.zeros(4, 4), y), torch.randn(4, 4))) is None
 
 
+@pytest.mark.slow
 def test_a_fork_lowers_some_kinds_to_what_they_are_lowered_to_here(
     divisions: list[Division | None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -174,6 +174,7 @@ def test_what_is_all_rounding_is_no_mistake(clamp):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.every(2)
 def test_other_types(dtype):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 4)).to(dtype)

@@ -138,6 +138,7 @@ def test_backward_of_chosen_rows_outside(loss_of, backend):
     assert sidefx_train.explain(compiled).fallback_count == 0
 
 
+@pytest.mark.slow
 def test_chosen_rows_next_to_a_convolution():
     """Inductor changes convolution layouts and the strides of later views, but not for unbacked sizes."""
 
@@ -196,6 +197,7 @@ def test_elements_of_a_constant_mask(make_mask, transposed):
     parity(make, steps=3)
 
 
+@pytest.mark.slow
 def test_a_constant_mask_has_a_known_number_of_elements():
     """Regression: under Inductor the contrastive loss of SimCLR did not compile."""
 

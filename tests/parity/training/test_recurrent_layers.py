@@ -108,7 +108,7 @@ CASES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_one_graph(name):
     with torch.backends.mkldnn.flags(enabled=False):
         report = parity(CASES[name], steps=3, backend="inductor" if name == "lstm" else "aot_eager")

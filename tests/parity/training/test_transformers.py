@@ -134,6 +134,7 @@ def test_mask_of_ones():
     parity(make, steps=4, backend=op_by_op)
 
 
+@pytest.mark.slow
 def test_gradient_checkpointing():
     def make() -> Program:
         model = llama_model()

@@ -320,6 +320,7 @@ def test_the_compilers_words_are_torchs_own() -> None:
     subprocess.run([sys.executable, "-c", script], check=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_patterns_of_attention_and_templates_are_made_when_they_are_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,6 +114,7 @@ LOSSES = {
 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize(("depth", "channels"), [(2, 2), (2, 19), pytest.param(3, 2, marks=pytest.mark.slow)])
+@pytest.mark.every(3)
 def test_gradients_behind_a_softmax_over_channels(depth, channels, loss):
     """Sums per channel over whole vectors of positions: the remaining channels do not fill a vector."""
     wanted, eager = _segmentation(depth, channels, LOSSES[loss])

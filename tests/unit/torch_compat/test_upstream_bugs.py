@@ -238,6 +238,7 @@ def _distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.program.__name__)
+@pytest.mark.every(2)
 def test_inductor_is_still_wrong(bug):
     if bug.since > VERSION:
         pytest.skip(f"seen in torch {'.'.join(map(str, bug.since))} and later")

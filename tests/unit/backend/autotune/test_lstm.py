@@ -271,6 +271,7 @@ def test_where_nothing_is_chosen_onednn_stays(monkeypatch, chosen):
     assert choice.chosen == "onednn" and choice.seconds == {"onednn": 1.0, "native": 1.1}
 
 
+@pytest.mark.slow
 def test_python_calls_it_too(chosen, monkeypatch):
     """The graph is not one C++ call."""
     monkeypatch.setattr(sidefx_train.compile.backend.inductor, "_one_cpp_call", lambda module: False)

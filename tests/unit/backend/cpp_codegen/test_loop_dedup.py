@@ -126,6 +126,7 @@ def _calls(caller: str) -> list[str]:
     return [re.sub(r"int_array_\d+", "sizes", line) for line in lines]
 
 
+@pytest.mark.slow
 def test_small_types_are_left_to_inductor(seen: list[Any]) -> None:
     results = _trained(32, torch.bfloat16, counts=False)
     assert all(result.isfinite().all() for result in results)

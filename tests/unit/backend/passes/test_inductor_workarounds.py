@@ -38,7 +38,7 @@ def summed(dtype, autotune):
 
 
 @pytest.mark.parametrize("autotune", ["off", "on"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", SUMS)
 def test_sum(name, dtype, autotune):
     wanted, found = summed(dtype, autotune)

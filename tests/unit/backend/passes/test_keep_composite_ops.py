@@ -133,6 +133,7 @@ def test_other_types_are_decomposed(dtype):
     assert not count(trained(norm, norm, x=x)[2])
 
 
+@pytest.mark.slow
 def test_small_ones_are_decomposed(monkeypatch):
     monkeypatch.setattr(whole, "_FEWEST", 8 * 32 + 1)
     norm = nn.LayerNorm(32)

@@ -135,6 +135,8 @@ def _run(
         world.heap.refuse("SFX112", "runs backward through an autograd graph from before the step")
     if accumulates:
         leaves = _leaves(tensors, nodes)
+        if compat.GRAD_LAYOUT is not None:
+            world.queries.note(compat.GRAD_LAYOUT, (), {}, compat.GRAD_LAYOUT())
         for shadow in [record.shadow for record in world.heap.by_shadow.values() if id(record.shadow) in leaves]:
             world.heap.read_grad(shadow)
     retained = keep[0] if keep[0] is not None else keep[1]

@@ -141,11 +141,15 @@ from sidefx_train.torch_compat.functionalization import has_metadata_mutation as
 from sidefx_train.torch_compat.functionalization import storage_replaced as storage_replaced
 from sidefx_train.torch_compat.functionalization import to_functional as to_functional
 from sidefx_train.torch_compat.global_state import CHANGES_MODES as CHANGES_MODES
+from sidefx_train.torch_compat.global_state import GRAD_LAYOUT as GRAD_LAYOUT
 from sidefx_train.torch_compat.global_state import MODE_AT as MODE_AT
 from sidefx_train.torch_compat.global_state import MODE_OF_TORCH as MODE_OF_TORCH
 from sidefx_train.torch_compat.global_state import NUMBER_OF_MODES as NUMBER_OF_MODES
 from sidefx_train.torch_compat.global_state import PRINT_OPTIONS as PRINT_OPTIONS
-from sidefx_train.torch_compat.global_state import WITHOUT_GETTERS as WITHOUT_GETTERS
+from sidefx_train.torch_compat.global_state import MULTITHREADING as MULTITHREADING
+from sidefx_train.torch_compat.global_state import PREFERRED_LIBRARIES as PREFERRED_LIBRARIES
+from sidefx_train.torch_compat.global_state import SET_MULTITHREADING as SET_MULTITHREADING
+from sidefx_train.torch_compat.global_state import without_getters as without_getters
 from sidefx_train.torch_compat.global_state import AutocastState as AutocastState
 from sidefx_train.torch_compat.global_state import FunctionModeAt as FunctionModeAt
 from sidefx_train.torch_compat.global_state import GlobalState as GlobalState

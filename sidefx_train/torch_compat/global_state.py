@@ -31,8 +31,18 @@ CHANGES_MODES = (
 PRINT_OPTIONS = type(torch._tensor_str.PRINT_OPTS)
 """Class of the object that says how tensors are printed."""
 
-WITHOUT_GETTERS = (torch.set_flush_denormal, torch.set_num_interop_threads)
-"""Functions that set what cannot be asked for."""
+PREFERRED_LIBRARIES = tuple(
+    function
+    for function in (
+        getattr(torch.backends.cuda, f"preferred_{kind}_library", None) for kind in ("linalg", "blas", "rocm_fa")
+    )
+    if function is not None
+)
+"""Functions that set the library of an operation if they are given one; asking for it may load a library."""
+
+MULTITHREADING = torch._C._is_multithreading_enabled
+SET_MULTITHREADING = torch._C._set_multithreading_enabled
+"""Whether the backward runs on threads of its own; a capture forbids that for itself."""
 
 
 @dataclass(frozen=True)
@@ -246,13 +256,21 @@ def _no_replays_under_dynamo() -> None:
 @cache
 def _switches() -> tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...]:
     """Returns getters and setters of torch's global settings beyond those that :class:`GlobalState` compares."""
-    pairs = [(f"_get_{name[5:]}", name) for name in dir(torch._C) if name.startswith("_set_")]
-    kernels = ("cudnn", "flash", "math", "mem_efficient", "overrideable")
+    names = [name[5:] for name in dir(torch._C) if name.startswith("_set_")]
+    pairs = [(f"{prefix}{name}", f"_set_{name}") for name in names for prefix in ("_get_", "_is_", "_")]
+    kernels = ("cudnn", "flash", "math", "mem_efficient", "overrideable", "fa3")
     pairs += [(f"_get_{name}_sdp_enabled", f"_set_sdp_use_{name}") for name in kernels]
-    pairs.append(("_is_view_replay_enabled", "_set_view_replay_enabled"))
-    pairs.append(("_check_sparse_tensor_invariants", "_set_check_sparse_tensor_invariants"))
-    found = [(getattr(torch._C, ask, None), getattr(torch._C, give)) for ask, give in pairs if not _KEPT.search(ask)]
-    return tuple((ask, give) for ask, give in [*found, *_precisions()] if ask is not None and _answers(ask))
+    pairs.append(("_debug_only_are_vmap_fallback_warnings_enabled", "_debug_only_display_vmap_fallback_warnings"))
+    found = [
+        (getattr(torch._C, ask, None), getattr(torch._C, give, None)) for ask, give in pairs if not _KEPT.search(ask)
+    ]
+    return tuple(
+        (ask, give) for ask, give in [*found, *_precisions()] if None not in (ask, give) and _answers(ask)
+    ) + tuple(_reductions())
+
+
+def _spread(give: Callable[..., Any], values: tuple[Any, ...]) -> None:
+    give(*values)
 
 
 def _precisions() -> Iterator[tuple[Callable[[], Any], Callable[[Any], Any]]]:
@@ -268,8 +286,18 @@ def _precisions() -> Iterator[tuple[Callable[[], Any], Callable[[Any], Any]]]:
             yield partial(ask, backend, operation), partial(give, backend, operation)
 
 
+def _reductions() -> Iterator[tuple[Callable[[], Any], Callable[[Any], Any]]]:
+    """Yields getters and setters of settings of two flags each."""
+    for dtype in ("fp16", "bf16"):
+        name = f"cublas_allow_{dtype}_reduced_precision_reduction"
+        ask, give = getattr(torch._C, f"_get_{name}", None), getattr(torch._C, f"_set_{name}", None)
+        if ask is not None and give is not None and type(ask()) is tuple:
+            yield ask, partial(_spread, give)
+
+
 _KEPT = re.compile(
     "default|function_state|trac|dispatch|metaclass|preferred|thread|float32_matmul|metadata|deterministic_algorithms"
+    "|grad_enabled|only_lift"
 )
 """Settings that are kept otherwise, or whose getters may load a library."""
 
@@ -284,6 +312,10 @@ def _answers(ask: Callable[[], Any]) -> bool:
 def answers_changed_by_captures() -> dict[Any, Any]:
     """Returns getters whose result a capture changes, with their results before it."""
     return {torch._C._is_multithreading_enabled: torch._C._is_multithreading_enabled()}
+
+
+GRAD_LAYOUT = getattr(torch._C, "_is_grad_layout_enforcement_enabled", None)
+"""Whether gradients get the memory layout of their leaves, in recent torch."""
 
 
 def settings_of(fn: Any) -> tuple[tuple[Callable[..., Any], tuple[str, ...]], ...]:
@@ -303,7 +335,30 @@ def settings_of(fn: Any) -> tuple[tuple[Callable[..., Any], tuple[str, ...]], ..
 @cache
 def _setters() -> frozenset[Any]:
     """Returns the functions of torch's C library that set one of :func:`_switches`."""
-    return frozenset(give.func if isinstance(give, partial) else give for _, give in _switches())
+    setters = (give for _, give in _switches())
+    return frozenset(
+        give if not isinstance(give, partial) else give.args[0] if give.func is _spread else give.func
+        for give in setters
+    )
+
+
+def without_getters() -> tuple[Any, ...]:
+    """Returns the functions that set what cannot be asked for."""
+    names = (name for name in dir(torch._C) if re.match("_set_|_jit_(set|override|texpr_set)_", name))
+    setters = {getattr(torch._C, name) for name in names} - _setters()
+    return (
+        torch.set_flush_denormal,
+        torch.set_num_interop_threads,
+        *(setter for setter in setters if not _FOLLOWED.fullmatch(setter.__name__)),
+    )
+
+
+_FOLLOWED = re.compile(
+    r"_set_(default_(dtype|tensor_type)|deterministic_algorithms|dispatch_mode|float32_matmul_precision|multithreading.*"
+    r"|(fwd_)?grad_enabled|.*torch_function.*|tracing_state|meta_in_tls_dispatch_include|conj|neg|tensor_metadata"
+    r"|thread_name|generator_metaclass|onednn_allow_tf32)"
+)
+"""Setters beyond those of :func:`_switches` whose effects are followed, or that only name or mark something."""
 
 
 def _entered_contexts() -> tuple[Any, ...]:

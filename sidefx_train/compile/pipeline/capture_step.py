@@ -470,3 +470,6 @@ class _Modes:
             world.defer(compat.AutocastState.restore, (now.autocast,), {})
         if now.settings != self.settings:
             world.defer(compat.Settings.restore, (now.settings,), {})
+        threads = world.queries.now[compat.MULTITHREADING]
+        if threads != world.queries.at_entry[compat.MULTITHREADING]:
+            world.defer(compat.SET_MULTITHREADING, (threads,), {})

@@ -112,6 +112,11 @@ SETTINGS = {
     "sparse": (torch._C._check_sparse_tensor_invariants, torch._C._set_check_sparse_tensor_invariants),
     "attention": (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
     "warnings": (torch.is_warn_always_enabled, torch.set_warn_always),
+    "threads of the backward": (torch._C._is_multithreading_enabled, torch.autograd.set_multithreading_enabled),
+    "layout of gradients": (
+        getattr(torch._C, "_is_grad_layout_enforcement_enabled", torch.is_warn_always_enabled),
+        getattr(torch._C, "_set_grad_layout_enforcement_enabled", torch.set_warn_always),
+    ),
 }
 
 
@@ -132,6 +137,59 @@ def test_a_setting_stays_as_a_step_leaves_it(name):
         assert torch.equal(step(torch.ones(2)), torch.full((2,), 2.0))
         assert ask() is not first
     assert step.report().replays == 6 and not step.report().breaks
+
+
+def test_what_the_step_asks_after_it_has_changed_the_threads_of_the_backward():
+    def program(x):
+        asked = [torch._C._is_multithreading_enabled()]
+        with torch.autograd.set_multithreading_enabled(False):
+            asked.append(torch._C._is_multithreading_enabled())
+            asked.append(outside(x.sum()))
+            asked.append(torch._C._is_multithreading_enabled())
+        torch.autograd.set_multithreading_enabled(not asked[0])
+        return [*asked, torch._C._is_multithreading_enabled()]
+
+    step = sidefx_train.compile(program, backend="eager")
+    try:
+        for before in (True, False, True, False):
+            torch._C._set_multithreading_enabled(before)
+            found, after = step(torch.ones(2)), torch._C._is_multithreading_enabled()
+            torch._C._set_multithreading_enabled(before)
+            assert found == program(torch.ones(2)) and after == torch._C._is_multithreading_enabled()
+    finally:
+        torch._C._set_multithreading_enabled(True)
+    assert not step.report().fallbacks
+
+
+def test_a_setter_without_a_getter_breaks():
+    """Nobody can ask whether the step has changed it."""
+
+    def program(x):
+        y = x * 2
+        torch._C._jit_set_utf8_decoding_ignore(False)
+        torch._C._set_graph_exec_group(None)
+        return y + 1
+
+    step = sidefx_train.compile(program, backend="eager")
+    for _ in range(2):
+        assert torch.equal(step(torch.ones(2)), torch.full((2,), 3.0))
+    assert {each.code for each in step.report().breaks} == {"SFX103"}
+
+
+@pytest.mark.skipif(not hasattr(torch.autograd, "enforce_grad_layout_policy"), reason="before torch 2.13")
+def test_gradients_have_the_layout_of_the_setting():
+    weight = torch.zeros(3, 4, requires_grad=True)
+
+    def program(x):
+        (x.t() * weight).sum().backward()
+        grad, weight.grad = weight.grad, None
+        return grad.stride()
+
+    step, x = sidefx_train.compile(program, backend="eager"), torch.ones(4, 3)
+    for enforced in (True, False, True, False):
+        with torch.autograd.enforce_grad_layout_policy(enforced):
+            assert step(x) == program(x)
+    assert step.report().replays == 4
 
 
 @pytest.mark.skipif(not hasattr(torch._C, "_set_fp32_precision_setter"), reason="before torch 2.9")
@@ -159,6 +217,7 @@ CONTEXTS = {
     "deterministic": lambda: during(torch.use_deterministic_algorithms, True, False),
     "dtype": lambda: during(torch.set_default_dtype, torch.float64, torch.float32),
     "threads": lambda: during(torch.set_num_threads, 2, torch.get_num_threads()),
+    "threads of the backward": lambda: torch.autograd.set_multithreading_enabled(False),
 }
 
 

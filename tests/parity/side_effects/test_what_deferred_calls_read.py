@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import sys
 import warnings
 
 import pytest
 import torch
+from tqdm import tqdm
 
 import sidefx_train
 
@@ -147,6 +149,95 @@ def outcome(function, kind):
 @pytest.mark.every(2)
 def test_they_look_as_in_eager(program, kind):
     assert outcome(sidefx_train.compile(program, backend="eager"), kind) == outcome(program, kind)
+
+
+class Lines:
+    """A standard output of the program's own: it numbers what it is given."""
+
+    def __init__(self):
+        self.lines = []
+
+    def write(self, text):
+        self.lines.append((STATE.value, text))
+
+    def flush(self):
+        self.lines.append("flushed")
+
+
+class Raw(io.RawIOBase):
+    """The program's own file below a text stream of the library."""
+
+    def __init__(self):
+        self.lines = []
+
+    def writable(self):
+        return True
+
+    def write(self, data):
+        self.lines.append((STATE.value, bytes(data)))
+        return len(data)
+
+
+class Both(Lines):
+    """It passes on what it is given, to a file of the library."""
+
+    def __init__(self):
+        super().__init__()
+        self.other = io.TextIOWrapper(io.BytesIO())
+
+    def write(self, text):
+        super().write(text)
+        self.other.write(text)
+
+
+def prints(x):
+    STATE.value += 1
+    print("first", x * 2, sep="-")
+    STATE.value += 1
+    print(f"{x.sum()}", flush=True)
+
+
+def prints_to_the_standard_error(x):
+    STATE.value += 1
+    print(x * 2, file=sys.stderr)
+    STATE.value += 1
+
+
+def progresses(x):
+    bar = tqdm(total=2, ascii=True, bar_format="{n}", file=sys.stderr)
+    STATE.value += 1
+    bar.update(1)
+    STATE.value += 1
+    bar.close()
+
+
+def printed(function, kind):
+    STATE.value = 1
+    stream = kind()
+    layered = isinstance(stream, Raw)
+    shown = io.TextIOWrapper(stream, write_through=True) if layered else stream
+    with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):
+        for number in range(3):
+            function(torch.tensor([1.0, number]))
+    return stream.lines, STATE.value
+
+
+@pytest.mark.parametrize("kind", [Lines, Both, Raw])
+@pytest.mark.parametrize(
+    "program", [prints, prints_to_the_standard_error, progresses, warns], ids=lambda program: program.__name__
+)
+def test_a_stream_of_the_program_reads_the_state_when_it_is_written_to(program, kind):
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.simplefilter("ignore", sidefx_train.SideFXWarning)
+        assert printed(sidefx_train.compile(program, backend="eager"), kind) == printed(program, kind)
+
+
+def test_a_stream_that_is_replaced_by_one_of_the_program():
+    step = sidefx_train.compile(prints, backend="eager")
+    with contextlib.redirect_stdout(io.StringIO()):
+        step(torch.ones(2))
+    assert printed(step, Lines) == printed(prints, Lines)
 
 
 def test_a_librarys_handlers_leave_one_graph():

@@ -71,13 +71,42 @@ for _change in compat.CHANGES_MODES:
     registry.intercept(_change)(_change_modes)
 
 
-def _set_for_the_thread(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _set_without_getter(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Refuses what nobody can ask for afterwards: it could be neither kept as an effect nor undone."""
-    world.heap.refuse("SFX103", "changes a setting of torch that has no getter: denormal numbers, or interop threads")
+    world.heap.refuse("SFX103", "changes a setting of torch that has no getter (denormal numbers, interop threads...)")
 
 
-for _set in compat.WITHOUT_GETTERS:
-    registry.intercept(_set)(_set_for_the_thread)
+for _set in compat.without_getters():
+    registry.intercept(_set)(_set_without_getter)
+
+
+def _preferred_library(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if any(value is not None for value in (*args, *kwargs.values())):
+        world.heap.refuse("SFX103", "changes the library that torch prefers for an operation")
+    return ABSENT
+
+
+for _prefer in compat.PREFERRED_LIBRARIES:
+    registry.intercept(_prefer)(_preferred_library)
+
+
+@registry.intercept(compat.MULTITHREADING)
+def _multithreading(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Answers as in eager: a capture runs the backward on its own thread."""
+    if args or kwargs:
+        return ABSENT
+    world.queries.note(compat.MULTITHREADING, args, kwargs, False)
+    return world.queries.now[compat.MULTITHREADING]
+
+
+@registry.intercept(compat.SET_MULTITHREADING)
+def _set_multithreading(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Notes the setting, which is an effect at the end of the step if it is another than at its start."""
+    _multithreading(world, (), {})
+    captures = compat.MULTITHREADING()
+    world.guarded(compat.SET_MULTITHREADING, args, kwargs)
+    world.queries.now[compat.MULTITHREADING] = compat.MULTITHREADING()
+    compat.SET_MULTITHREADING(captures)
 
 
 @registry.intercept(compat.MAKE_WRAPPER)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator
@@ -63,7 +64,7 @@ class Deferral:
 
 
 def own_code(logger: logging.Logger | None) -> str | None:
-    """Returns the name of a handler, filter, formatter or function of the program that a call runs; ``None`` if
+    """Returns the name of a handler, filter, formatter, stream or function of the program that a call runs; ``None`` if
     libraries do all of it.
 
     Such code may read what a step changes before or after the call.
@@ -71,12 +72,33 @@ def own_code(logger: logging.Logger | None) -> str | None:
     Args:
         logger: a logger that is given a record; ``None`` for a warning.
     """
-    for part in _parts(logger) if logger is not None else (warnings.showwarning, warnings.formatwarning):
+    return _first_own(_parts(logger) if logger is not None else _parts_of_warnings())
+
+
+def own_stream(stream: Any) -> str | None:
+    """Returns the name of the program's own class whose ``write`` runs when a stream is written to; ``None`` if
+    libraries do all of it.
+
+    Args:
+        stream: an object with a ``write``, or the name of one in ``sys``.
+    """
+    return _first_own(_layers(getattr(sys, stream, None) if type(stream) is str else stream))
+
+
+def _first_own(parts: Iterator[Any]) -> str | None:
+    for part in parts:
         function = safe_isinstance(part, (types.FunctionType, types.MethodType))
         kind = part if function or safe_isinstance(part, type) else type(part)
         if not is_library(str(kind.__module__)):
             return str(kind.__qualname__)
     return None
+
+
+def _parts_of_warnings() -> Iterator[Any]:
+    """Yields what takes part in showing a warning."""
+    yield warnings.showwarning
+    yield warnings.formatwarning
+    yield from _layers(sys.stderr)
 
 
 def _parts(logger: logging.Logger) -> Iterator[Any]:
@@ -85,9 +107,22 @@ def _parts(logger: logging.Logger) -> Iterator[Any]:
     yield logging.getLogRecordFactory()
     yield from logger.filters
     current: logging.Logger | None = logger
+    handlers: list[logging.Handler] = []
     while current is not None:
-        for handler in current.handlers:
-            yield handler
-            yield from handler.filters
-            yield from (each for each in (handler.formatter, getattr(handler, "stream", None)) if each is not None)
+        handlers += current.handlers
         current = current.parent if current.propagate else None
+    for handler in handlers or filter(None, [logging.lastResort]):
+        yield handler
+        yield from handler.filters
+        if handler.formatter is not None:
+            yield handler.formatter
+        yield from _layers(getattr(handler, "stream", None))
+
+
+def _layers(stream: Any) -> Iterator[Any]:
+    """Yields a stream and the streams that it writes to."""
+    while stream is not None:
+        yield stream
+        if not is_library(str(type(stream).__module__)):
+            return
+        stream = next(filter(None, (getattr(stream, name, None) for name in ("buffer", "raw", "stream"))), None)

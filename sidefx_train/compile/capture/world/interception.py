@@ -10,6 +10,7 @@ import sys
 import types
 import warnings
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.object_model import formatting
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
 from sidefx_train.compile.capture.world.argument_snapshot import deferred_string
-from sidefx_train.compile.capture.world.deferral import own_code
+from sidefx_train.compile.capture.world.deferral import own_code, own_stream
 from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
 from sidefx_train.compile.capture.world.native_call_facts import (
     DISABLERS,
@@ -57,7 +58,7 @@ class Interception:
     def __init__(self, world: CaptureWorldAPI) -> None:
         self.world = world
         self.heap, self.interp = world.heap, world.interp
-        self._handled: set[int] = set()
+        self._handled: set[Any] = set()
         self._rules = (
             self._registered,
             self._drawn,
@@ -193,6 +194,11 @@ class Interception:
         if safe_isinstance(logger, logging.Logger):
             record = self.heap.record_of(logger)
             self._check_own_code(record.real if record is not None else logger)
+        elif fn is not print:  # a progress bar, or what else may write to them
+            for stream in ("stdout", "stderr"):
+                own = self._own_stream(stream)
+                if own is not None:
+                    self.heap.refuse("SFX103", f"writes to {own}, which may read what the step changes")
         self.world.defer(fn, args, kwargs)
         return None
 
@@ -201,12 +207,22 @@ class Interception:
         own = own_code(logger)
         if own is not None:
             self.heap.refuse("SFX103", f"logs or warns through {own}, which may read what the step changes")
-        if id(logger) in self._handled:  # one guard for all records of a logger
-            return
-        self._handled.add(id(logger))
         name = f"handlers of {'warnings' if logger is None else logger.name} in the program"
-        sources = self.heap.sources
-        self.heap.guard("equal", sources.call(sources.const(functools.partial(own_code, logger), name)), None)
+        self._guard_libraries(id(logger), functools.partial(own_code, logger), name)
+
+    def _own_stream(self, stream: str) -> str | None:
+        """Returns the name of the program's own class whose object is this stream of ``sys``, guarded if it is none."""
+        own = own_stream(stream)
+        if own is None:
+            self._guard_libraries(stream, functools.partial(own_stream, stream), f"the program's own sys.{stream}")
+        return own
+
+    def _guard_libraries(self, key: Any, ask: Callable[[], str | None], name: str) -> None:
+        """Guards that only libraries handle what is shown: one guard for all records of a logger."""
+        if key not in self._handled:
+            self._handled.add(key)
+            sources = self.heap.sources
+            self.heap.guard("equal", sources.call(sources.const(ask, name)), None)
 
     def _fact_of_process(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answers for addresses, the recursion limit and the thread."""
@@ -243,16 +259,20 @@ class Interception:
         return ABSENT
 
     def _writes_inside(self, file: Any) -> bool:
-        """Returns True if ``print`` writes to an object that the step may read: a Python object, or created in the
-        step."""
+        """Returns True if ``print`` writes to an object that the step may read, or whose ``write`` may read what the step
+        changes: a Python object of the program, or created in the step."""
         if file is None:
             space = self.heap.namespaces.get(id(vars(sys)))
             if space is None or "stdout" not in space.values:
-                return False
+                return self._own_stream("stdout") is not None
             file = space.values["stdout"]
-            return file is not None and file is not space.snapshot.get("stdout")
+            if file is None:
+                return False
+            if file is space.snapshot.get("stdout"):
+                return self._own_stream("stdout") is not None
+            return True
         record = self.heap.record_of(file)
-        return record is None or record.shadow is not record.real
+        return record is None or record.shadow is not record.real or own_stream(record.real) is not None
 
     def _print_now(
         self, args: tuple[Any, ...], sep: Any = None, end: Any = None, file: Any = None, flush: Any = False

@@ -127,6 +127,6 @@ READS_VALUE = frozenset({"item", "tolist", "__bool__", "__int__", "__float__", "
 REGISTERS_HOOK = frozenset({"register_hook", "register_prehook", "register_post_accumulate_grad_hook", "retain_grad"})
 MAKES_SUBCLASS = frozenset({"_make_subclass", "_make_wrapper_subclass", "as_subclass"})
 HASHABLE = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
-NO_OWNER = (type(None), types.ModuleType, type)
+NO_OWNER = (type(None), types.ModuleType, type, compat.BINDING)
 DISABLERS = ("_compile.py", "eval_frame.py", "_fully_shard/_fsdp_common.py")
 TORCH_DIR = torch.__path__[0]

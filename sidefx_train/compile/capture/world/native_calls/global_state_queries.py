@@ -57,7 +57,12 @@ _ANSWERS = (torch.dtype, torch.device, torch.layout, torch.memory_format, dateti
 
 
 class Queries:
-    """The queries of one capture."""
+    """The queries of one capture.
+
+    Attributes:
+        at_entry: answers, when the step was entered, of queries that a capture answers otherwise.
+        now: what the step has made of them.
+    """
 
     def __init__(self, heap: ShadowTable) -> None:
         self._heap = heap
@@ -65,6 +70,7 @@ class Queries:
         self._failed: dict[str, tuple[NotImportable, Location | None]] = {}
         self._guards: list[Guard] | None = None
         self.at_entry = compat.answers_changed_by_captures()
+        self.now = dict(self.at_entry)
 
     def note(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], answer: Any) -> Any:
         """Records a call of a function if it is a query.

@@ -144,12 +144,11 @@ from sidefx_train.torch_compat.global_state import CHANGES_MODES as CHANGES_MODE
 from sidefx_train.torch_compat.global_state import GRAD_LAYOUT as GRAD_LAYOUT
 from sidefx_train.torch_compat.global_state import MODE_AT as MODE_AT
 from sidefx_train.torch_compat.global_state import MODE_OF_TORCH as MODE_OF_TORCH
-from sidefx_train.torch_compat.global_state import NUMBER_OF_MODES as NUMBER_OF_MODES
-from sidefx_train.torch_compat.global_state import PRINT_OPTIONS as PRINT_OPTIONS
 from sidefx_train.torch_compat.global_state import MULTITHREADING as MULTITHREADING
+from sidefx_train.torch_compat.global_state import NUMBER_OF_MODES as NUMBER_OF_MODES
 from sidefx_train.torch_compat.global_state import PREFERRED_LIBRARIES as PREFERRED_LIBRARIES
+from sidefx_train.torch_compat.global_state import PRINT_OPTIONS as PRINT_OPTIONS
 from sidefx_train.torch_compat.global_state import SET_MULTITHREADING as SET_MULTITHREADING
-from sidefx_train.torch_compat.global_state import without_getters as without_getters
 from sidefx_train.torch_compat.global_state import AutocastState as AutocastState
 from sidefx_train.torch_compat.global_state import FunctionModeAt as FunctionModeAt
 from sidefx_train.torch_compat.global_state import GlobalState as GlobalState
@@ -170,6 +169,7 @@ from sidefx_train.torch_compat.global_state import unsupported_ambient_mode as u
 from sidefx_train.torch_compat.global_state import with_functions as with_functions
 from sidefx_train.torch_compat.global_state import without_autocast as without_autocast
 from sidefx_train.torch_compat.global_state import without_functions as without_functions
+from sidefx_train.torch_compat.global_state import without_getters as without_getters
 from sidefx_train.torch_compat.inductor.compile import building_cpp as building_cpp
 from sidefx_train.torch_compat.inductor.compile import call_aoti as call_aoti
 from sidefx_train.torch_compat.inductor.compile import inductor_compile as inductor_compile

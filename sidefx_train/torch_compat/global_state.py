@@ -89,6 +89,7 @@ class Settings:
         threads: number of threads of an operator.
         switches: answers of the getters of :func:`_switches`.
         devices: stack of function modes, as :func:`_default_devices` describes it.
+        current: the innermost of the devices, if there is one.
     """
 
     dtype: torch.dtype
@@ -97,6 +98,7 @@ class Settings:
     threads: int
     switches: tuple[Any, ...]
     devices: tuple[Any, ...]
+    current: torch.device | None
 
     @classmethod
     def now(cls) -> Settings:
@@ -106,7 +108,8 @@ class Settings:
         )
         switches = tuple(ask() for ask, _ in _switches())
         dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
-        return cls(dtype, deterministic, _matmul_precision(), threads, switches, _default_devices())
+        current = torch.utils._device.CURRENT_DEVICE
+        return cls(dtype, deterministic, _matmul_precision(), threads, switches, _default_devices(), current)
 
     def restore(self) -> None:
         """Makes these the settings, except for function modes other than devices that were entered since."""
@@ -125,6 +128,7 @@ class Settings:
             if ask() != value:
                 give(value)
         _enter_devices(now.devices, self.devices)
+        torch.utils._device.CURRENT_DEVICE = self.current
 
 
 def _matmul_precision() -> str:
@@ -262,11 +266,11 @@ def _switches() -> tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...]:
     pairs += [(f"_get_{name}_sdp_enabled", f"_set_sdp_use_{name}") for name in kernels]
     pairs.append(("_debug_only_are_vmap_fallback_warnings_enabled", "_debug_only_display_vmap_fallback_warnings"))
     found = [
-        (getattr(torch._C, ask, None), getattr(torch._C, give, None)) for ask, give in pairs if not _KEPT.search(ask)
+        (getattr(torch._C, ask), getattr(torch._C, give))
+        for ask, give in pairs
+        if not _KEPT.search(ask) and hasattr(torch._C, ask) and hasattr(torch._C, give)
     ]
-    return tuple(
-        (ask, give) for ask, give in [*found, *_precisions()] if None not in (ask, give) and _answers(ask)
-    ) + tuple(_reductions())
+    return (*((ask, give) for ask, give in [*found, *_precisions()] if _answers(ask)), *_reductions())
 
 
 def _spread(give: Callable[..., Any], values: tuple[Any, ...]) -> None:

@@ -136,6 +136,7 @@ _OF_FILES = frozenset(
         "symlink_to", "touch", "unlink", "walk", "write_bytes", "write_text",
     }
 )  # fmt: skip
+_CONTEXT_METHODS = ("__init__", "__enter__", "__exit__")
 ATOMIC_FUNCTIONS: dict[str, frozenset[str]] = {
     "os": _OF_FILES,
     "genericpath": _OF_FILES,
@@ -149,6 +150,12 @@ ATOMIC_FUNCTIONS: dict[str, frozenset[str]] = {
     "multiprocessing.process": frozenset({"BaseProcess.__init__", "BaseProcess.start", "BaseProcess.join"}),
     "multiprocessing.context": frozenset({"Manager", "Pipe", "Pool", "JoinableQueue", "Queue", "SimpleQueue"}),
     "importlib._bootstrap": frozenset({"_find_spec"}),
+    "torch.profiler.profiler": frozenset(
+        {"_KinetoProfile.__init__", "profile.__init__", "__enter__", "__exit__", "start", "stop", "step"}
+    ),
+    "torch.autograd.profiler": frozenset(
+        {f"{kind}.{method}" for kind in ("profile", "emit_nvtx", "emit_itt") for method in _CONTEXT_METHODS}
+    ),
 }
 """Functions of that kind in modules that also contain others."""
 

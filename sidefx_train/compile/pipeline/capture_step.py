@@ -45,8 +45,8 @@ from sidefx_train.compile.residual.generate import Residual, plan
 from sidefx_train.errors import Unsupported
 
 _MAX_RESTARTS = 5
-_MAX_DEPTHS = 3
-"""Limit of frames, from the innermost outwards, in which suspending a stopped capture is tried."""
+_MAX_POINTS = 6
+"""Limit of instructions before which suspending a stopped capture is tried."""
 
 
 def capture(
@@ -367,7 +367,7 @@ class CaptureRun:
         """Returns where the part before the stop may end, if this run is of the whole step."""
         if self.point is not None or stop.whole:
             return ()
-        points = stop_points(stop, stop.code, stop.reason, stop.location)[:_MAX_DEPTHS]
+        points = stop_points(stop, stop.code, stop.reason, stop.location)[:_MAX_POINTS]
         if not self.spec.native_rest:
             return points
         world, known = self.world, self.spec.graph_decisions

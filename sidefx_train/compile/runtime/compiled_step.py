@@ -288,7 +288,8 @@ class CompiledStep:
                     self._cache.retire(entry)
         if result is not MISS:
             return result
-        found = entry.why(*call)
+        with compat.function_modes_taken():
+            found = entry.why(*call)
         what = f"{describe(found[0])}, found {short(found[1])}" if found else "the global state differs"
         self._cache.drop(entry)
         unstable = CaptureFailed("SFX204", f"a guard does not hold right after the capture: {what}", None, None)

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import sidefx_train
 from sidefx_train.compile.capture.world.inlining_policy import TraceRulesPolicy
 from tests.support.function_overrides import CALLS, Noting, Scaling
+from tests.support.graph_breaks import outside
 from tests.support.parity import Program, batches, mlp, parity
 from tests.support.training_steps import refused, trained
 
@@ -218,6 +219,70 @@ def test_default_device_is_guarded():
             assert compiled().device.type == kind
     assert compiled().device.type == "cpu"
     assert sidefx_train.explain(compiled).graph_count == 3
+
+
+def sets_the_default_device_for_a_while(x):
+    before = torch.get_default_device()
+    torch.set_default_device("meta")
+    made = torch.ones(2)
+    torch.set_default_device(before)
+    return x * 2, made.device
+
+
+def leaves_a_default_device(x):
+    torch.set_default_device("meta")
+    return x * 2, torch.ones(2).device
+
+
+def breaks_with_a_default_device(x):
+    torch.set_default_device("meta")
+    value = outside(x.sum())
+    made = torch.ones(2)
+    torch.set_default_device(None)
+    return x * value, made.device
+
+
+def sets_the_default_device_inside_a_function_mode(x):
+    with Noting():
+        torch.set_default_device("meta")
+        made = torch.ones(2)
+        torch.set_default_device("cpu")
+    return x * 2, made.device
+
+
+@pytest.mark.parametrize("inside_a_mode", [False, True])
+@pytest.mark.parametrize(
+    "step",
+    [
+        sets_the_default_device_for_a_while,
+        leaves_a_default_device,
+        breaks_with_a_default_device,
+        sets_the_default_device_inside_a_function_mode,
+    ],
+    ids=lambda step: step.__name__,
+)
+@pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarning")
+def test_step_that_sets_the_default_device(step, inside_a_mode):
+    """Inside a function mode it is run eagerly, and the mode sees every function once."""
+
+    def outcome(run):
+        CALLS.clear()
+        told = []
+        for number in range(3):
+            with Noting() if inside_a_mode else contextlib.nullcontext():
+                value, device = run(torch.full((2,), number, device="cpu"))
+            told.append((value.tolist(), device, torch.get_default_device(), torch.utils._device.CURRENT_DEVICE))
+            torch.set_default_device(None)
+        return told, list(CALLS)
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    try:
+        assert outcome(compiled) == outcome(step)
+    finally:
+        torch.set_default_device(None)
+    report = sidefx_train.explain(compiled)
+    assert {each.code for each in report.fallbacks} == ({"SFX111"} if inside_a_mode else set())
+    assert report.replays == (0 if inside_a_mode else 3)
 
 
 def test_default_device_of_the_caller_is_not_the_compilers():

@@ -109,6 +109,14 @@ def _set_multithreading(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[s
     compat.SET_MULTITHREADING(captures)
 
 
+@registry.intercept(torch.set_default_device)
+def _set_default_device(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Refuses to put a device below the function modes around the step, which the capture has taken off the stack."""
+    if world.functions.around:
+        world.heap.refuse("SFX111", "sets the default device inside a TorchFunctionMode")
+    return ABSENT
+
+
 @registry.intercept(compat.MAKE_WRAPPER)
 def _make_wrapper(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Makes a wrapper as eager does; its storage is empty, so nothing is recorded."""

@@ -25,15 +25,17 @@ class CodeInfo:
         instructions: handlers and arguments, in order.
         slots: names of the fast-local slots (variables, cells, free variables).
         arguments: slot of each argument that may be passed by keyword.
+        has_with: there is a ``with`` statement.
         stubs: code with the same names for frame objects in tracebacks, by instruction.
         simple: all arguments are positional, without ``*args``, ``**kwargs`` or keyword-only arguments.
     """
 
-    __slots__ = ("_code", "_written", "arguments", "instructions", "is_async", "simple", "slots", "stubs")
+    __slots__ = ("_code", "_written", "arguments", "has_with", "instructions", "is_async", "simple", "slots", "stubs")
 
     def __init__(self, code: types.CodeType, gone: Callable[[Any], object] | None = None) -> None:
         self._code = weakref.ref(code, gone)
         self.instructions: list[Instruction] = bytecode_versions.decode(code)
+        self.has_with = any(instr.name == "BEFORE_WITH" for instr in self.instructions)
         self.slots = bytecode_versions.slot_names(code)
         first, total = code.co_posonlyargcount, code.co_argcount + code.co_kwonlyargcount
         self.arguments = {code.co_varnames[i]: i for i in range(first, total)}

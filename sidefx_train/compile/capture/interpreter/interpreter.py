@@ -211,7 +211,7 @@ class Interpreter:
         self.depth += 1
         frame.back = self.current_frame
         self.current_frame = frame
-        instructions = frame.instructions
+        instructions, counts = frame.instructions, frame.counts
         try:
             while True:
                 try:
@@ -222,6 +222,8 @@ class Interpreter:
                         frame.began = self.begun = self.begun + 1
                         if self.begun == self.stop_at:
                             self.suspend()
+                        if counts is not None:
+                            counts[frame.pc] = self.begun
                         frame.pc += 1
                         signal = instr.run(self, frame, instr)
                         if self.dropping is not None and not self.is_suspended_next(frame):

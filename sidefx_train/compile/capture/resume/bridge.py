@@ -1,10 +1,10 @@
-"""Bridges: one instruction of a frame as a function of the frame's state."""
+"""Bridges: one instruction of a frame, or one ``with`` statement, as a function of the frame's state."""
 
 from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,14 +31,14 @@ _PUSH_WHAT_THEY_FIND = frozenset({"LOAD_FAST_AND_CLEAR", "SEND"})
 
 @dataclass(frozen=True, eq=False)
 class Landing:
-    """First item of a bridge's result if its instruction has finished: ``(landing, cells, values)``."""
+    """First item of a bridge's result if what it runs has finished: ``(landing, cells, values)``."""
 
     layout: Layout
 
 
 @dataclass(frozen=True)
 class Bridge:
-    """One instruction of a frame as a function of the frame's state.
+    """One instruction or ``with`` statement of a frame as a function of the frame's state.
 
     Attributes:
         code: function code; takes the state and, for a frame that has entered a call, the ``Crossing`` of the inner
@@ -111,6 +111,35 @@ def bridge(layout: Layout, entered: bool, bound_after: Callable[[int], tuple[str
     items += body.items
     made = assemble(layout, body, items, [STATE, INNER])
     return Bridge(made, tuple(landings))
+
+
+def bridge_over(layout: Layout, bound_after: Mapping[int, tuple[str, ...]]) -> Bridge:
+    """Returns a bridge that runs the instructions from ``layout.index`` to an end of the same ``with`` statement.
+
+    After an exception that the statement swallows, or any other way out of it, the function runs natively to its end.
+
+    Args:
+        layout: the frame before the statement.
+        bound_after: the bound and live variables after the last instruction of each way out without an exception.
+    """
+    body = Body(layout.code)
+    location = body.units[layout.index].location
+    nulls = tuple(slot is Slot.NULL for slot in layout.stack)
+    here = bc.Label()
+    items: list[Any] = [*prelude(layout, location, keep_cells=True), bc.Instr("JUMP_FORWARD", here, location=location)]
+    ends = {id(body.groups[index][-1]): index for index in bound_after}
+    landings: list[Landing] = []
+    for item in body.items:
+        if item is body.groups[layout.index][0]:
+            items.append(here)
+        items.append(item)
+        if id(item) in ends:
+            index = ends[id(item)]
+            stack = body.stack(index + 1, nulls)
+            landing = Landing(Layout(layout.code, index + 1, bound_after[index], layout.cells, stack))
+            landings.append(landing)
+            items += _pack(landing, item.location)
+    return Bridge(assemble(layout, body, items, [STATE, INNER]), tuple(landings))
 
 
 def _drive_inner(location: Any) -> list[Any]:

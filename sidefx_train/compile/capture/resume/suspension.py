@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +14,11 @@ from sidefx_train.compile.capture.interpreter.generator_finalizers import has_pe
 from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
 from sidefx_train.compile.capture.interpreter.object_model import function_calls
 from sidefx_train.compile.capture.interpreter.opcodes import calls as calling
-from sidefx_train.compile.capture.resume.bridge import Bridge, bridge
+from sidefx_train.compile.capture.resume.bridge import Bridge, bridge, bridge_over
 from sidefx_train.compile.capture.resume.frame_layout import Layout, Slot
 from sidefx_train.compile.capture.resume.liveness import live_slots, own_effect
 from sidefx_train.compile.capture.resume.resume_function import continuation, layout_at, original
+from sidefx_train.compile.capture.resume.with_blocks import block_at, bound_at_exits, enclosing
 from sidefx_train.errors import Location, Unsupported
 
 EXECUTE = Interpreter.execute.__code__
@@ -34,6 +36,9 @@ TRANSPARENT = frozenset(
 )
 """Functions that may lie between two frames whose inner result is the outer call's result."""
 
+_MAX_DEPTHS = 3
+"""Limit of frames, from the innermost outwards, in which suspending a stopped capture is tried."""
+
 State = list[tuple[Any, ...]]
 """``[cells, values]`` of a frame: its code removes them from the list."""
 
@@ -50,6 +55,7 @@ class StopPoint:
         location: the user's line.
         native: what follows is not captured in parts, but runs natively to its end.
         deferred: calls of schedulers, by their number, that are deferred to the end of the graph.
+        block: the instruction begins a ``with`` statement, which runs natively as a whole.
         resets: if there are any, stop after this reset of gradients, or the first after them if 0; not at ``count``.
     """
 
@@ -61,6 +67,7 @@ class StopPoint:
     native: bool = False
     deferred: frozenset[int] = frozenset()
     resets: int = 0
+    block: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,7 +88,8 @@ class Suspension:
 
 
 def stop_points(error: BaseException, code: str, reason: str, location: Location | None) -> tuple[StopPoint, ...]:
-    """Returns the instructions before which the step can be suspended, innermost first.
+    """Returns the instructions before which the step can be suspended: of each frame, from the innermost, the one that
+    it has begun, and those that began the ``with`` statements around that.
 
     Args:
         error: the error that stopped the capture, with its traceback.
@@ -89,8 +97,31 @@ def stop_points(error: BaseException, code: str, reason: str, location: Location
         reason: reason for the report.
         location: line for the report.
     """
-    frames = frames_of(error)
-    return tuple(StopPoint(frame.began, i + 1, code, reason, location) for i, frame in enumerate(frames))[::-1]
+    found: list[StopPoint] = []
+    for depth, frame in reversed([*enumerate(frames_of(error), 1)][-_MAX_DEPTHS:]):
+        found.append(StopPoint(frame.began, depth, code, reason, location))
+        for count in _counts_of_blocks(frame):
+            why = f"{reason}; the with statement around it runs natively"
+            found.append(StopPoint(count, depth, code, why, location, block=True))
+    return tuple(found)
+
+
+def _counts_of_blocks(frame: Frame) -> Iterator[int]:
+    """Yields the numbers of the instructions that began the ``with`` statements around the current one, from the
+    innermost."""
+    if frame.counts is None:
+        return
+    try:
+        code, at = original(frame.info.code, frame.pc - 1)
+    except Unsupported:
+        return
+    blocks = enclosing(code, at)
+    if blocks:
+        counts = {}
+        for index, count in frame.counts.items():
+            with suppress(Unsupported):  # of what restores a frame
+                counts[original(frame.info.code, index)[1]] = count
+        yield from (counts[block.start] for block in blocks if block.start in counts)
 
 
 def frames_of(error: BaseException) -> list[Frame]:
@@ -134,7 +165,7 @@ def suspend(
     for frame in reversed(frames):
         entered = frame is not frames[-1]
         index = frame.pc - 1 if entered else frame.pc
-        made, state, handled = _frame(frame, index, entered, handled, watched, point.native and not entered)
+        made, state, handled = _frame(frame, index, entered, handled, watched, None if entered else point)
         bridges.insert(0, made)
         states.insert(0, state)
     return Suspension(point, tuple(bridges), tuple(f.globals for f in frames)), tuple(states)
@@ -146,13 +177,29 @@ def _frame(
     entered: bool,
     handled: BaseException | None,
     watched: Callable[[Any], bool],
-    to_its_end: bool,
+    point: StopPoint | None,
 ) -> tuple[Bridge, State, BaseException | None]:
-    """Returns the bridge over a frame's instruction, or the rest of the frame; the frame's state; and the exception
-    its caller handles."""
+    """Returns the bridge over a frame's instruction or ``with`` statement, or the rest of the frame; the frame's state;
+    and the exception its caller handles.
+
+    ``point`` is that of the innermost frame, ``None`` for others.
+    """
     layout, needed, state, handled = describe(frame, index, entered, handled, watched)
-    made = Bridge(continuation(layout), ()) if to_its_end else bridge(layout, entered, needed)
-    return made, state, handled
+    if point is not None and point.native:
+        return Bridge(continuation(layout), ()), state, handled
+    if point is None or not point.block:
+        return bridge(layout, entered, needed), state, handled
+    slots = code_info(layout.code).slots
+    bound = {i for i, value in _values(frame, slots) if value is not NULL}
+    block = block_at(layout.code, layout.index)
+    surely, perhaps = bound_at_exits(layout.code, block, bound)
+    after: dict[int, tuple[str, ...]] = {}
+    for i, known in surely.items():
+        after[i] = needed(i + 1, {slots[slot] for slot in known})
+        unknown = set(needed(i + 1, {slots[slot] for slot in perhaps})) - set(after[i])
+        if unknown:
+            raise Unsupported("SFX111", f"{min(unknown)} may be unbound after the with statement")
+    return bridge_over(layout, after), state, handled
 
 
 def describe(
@@ -162,7 +209,7 @@ def describe(
     handled: BaseException | None,
     watched: Callable[[Any], bool],
     given: int = 0,
-) -> tuple[Layout, Callable[[int], tuple[str, ...]], State, BaseException | None]:
+) -> tuple[Layout, Callable[..., tuple[str, ...]], State, BaseException | None]:
     """Describes the position and kept state of a frame.
 
     Args:
@@ -174,7 +221,8 @@ def describe(
         given: number of values that will be pushed additionally.
 
     Returns:
-        The layout; a function for the live variables before another instruction; ``[cells, values]``; the exception
+        The layout; a function for the live variables before another instruction, if given which are bound, or else if
+        that follows; ``[cells, values]``; the exception
         handled outside.
 
     Raises:

@@ -325,6 +325,10 @@ class Calls:
         if any(fn is known for known in READS_TYPE):
             return
         name = attribute_of(fn, "__name__", "")
+        if type(fn) is types.FunctionType and args:  # a method of torch in Python, which reads any attribute
+            record = self.heap.record_of(args[0])
+            if safe_isinstance(record, InstanceRecord) and getattr(type(args[0]), name, None) is fn:
+                record.fill()
         if fn is operator.contains and type(args[0]) in HASHED:
             self.heap.identities.note_hashed(args[1])
             self.touch(args[0], deep=False, asked=name)

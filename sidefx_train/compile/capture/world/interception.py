@@ -259,8 +259,8 @@ class Interception:
         return ABSENT
 
     def _writes_inside(self, file: Any) -> bool:
-        """Returns True if ``print`` writes to an object that the step may read, or whose ``write`` may read what the step
-        changes: a Python object of the program, or created in the step."""
+        """Returns True if ``print`` writes to an object that the step may read, or that may read what the step changes:
+        a Python object of the program, or created in the step."""
         if file is None:
             space = self.heap.namespaces.get(id(vars(sys)))
             if space is None or "stdout" not in space.values:

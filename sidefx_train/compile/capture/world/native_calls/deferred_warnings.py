@@ -55,6 +55,10 @@ def warn(world: CaptureContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     world.interp.call(world.interp.getattr(warnings, "_showwarnmsg"), (note,), {})
 
 
+_TRACERS = ("torch._functorch._aot_autograd", "torch._higher_order_ops")
+"""Modules that trace branches of higher-order operators. They filter their warnings, which are none of the program's."""
+
+
 def call_watched(world: CaptureContext, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls a Python function natively; if it warns, it must be interpreted so that the warning is replayed.
 
@@ -67,6 +71,8 @@ def call_watched(world: CaptureContext, fn: types.FunctionType, args: tuple[Any,
     def refuse(frame: types.FrameType | None) -> None:
         codes: set[types.CodeType] = set()
         while frame is not None and frame.f_code is not call_watched.__code__:
+            if str(frame.f_globals.get("__name__")).startswith(_TRACERS):
+                return
             codes.add(frame.f_code)
             frame = frame.f_back
         if codes - world.specialization.inlined_code:

@@ -287,6 +287,7 @@ from sidefx_train.torch_compat.symbols import SYMBOLS as SYMBOLS
 from sidefx_train.torch_compat.symbols import UNHASHABLE_NUMBER as UNHASHABLE_NUMBER
 from sidefx_train.torch_compat.symbols import comes_from_float as comes_from_float
 from sidefx_train.torch_compat.symbols import deferred_conditions as deferred_conditions
+from sidefx_train.torch_compat.symbols import has_integers_only as has_integers_only
 from sidefx_train.torch_compat.symbols import has_unbacked_sizes as has_unbacked_sizes
 from sidefx_train.torch_compat.symbols import hint_of as hint_of
 from sidefx_train.torch_compat.symbols import interpret_symbolic as interpret_symbolic
@@ -299,6 +300,8 @@ from sidefx_train.torch_compat.symbols import on_condition as on_condition
 from sidefx_train.torch_compat.symbols import python_source as python_source
 from sidefx_train.torch_compat.symbols import recorded_conditions as recorded_conditions
 from sidefx_train.torch_compat.symbols import rounds as rounds
+from sidefx_train.torch_compat.symbols import symbol_name as symbol_name
+from sidefx_train.torch_compat.symbols import symbol_names as symbol_names
 from sidefx_train.torch_compat.symbols import symbol_of as symbol_of
 from sidefx_train.torch_compat.symbols import symbol_of_input as symbol_of_input
 from sidefx_train.torch_compat.symbols import terms_of as terms_of

@@ -172,6 +172,21 @@ def terms_of(expression: Any) -> tuple[Any, ...]:
     return tuple(expression.args) if expression.is_Add else (expression,)
 
 
+def symbol_names(number: torch.SymInt | torch.SymFloat) -> list[str]:
+    """Returns the names of the symbols that a symbolic number is computed from."""
+    return sorted(map(str, number.node.expr.free_symbols))
+
+
+def has_integers_only(number: torch.SymInt) -> bool:
+    """Returns True if a symbolic number is computed without any float."""
+    return all(part.is_integer for part in sympy.preorder_traversal(number.node.expr))
+
+
+def symbol_name(number: torch.SymInt | torch.SymFloat) -> str:
+    """Returns the name of a symbolic number that is a symbol."""
+    return str(number.node.expr)
+
+
 def python_source(expression: Any) -> str:
     """Returns a symbolic condition as a Python expression over the names of its symbols, ``math`` and ``torch``."""
     from torch.utils._sympy.printers import PythonPrinter

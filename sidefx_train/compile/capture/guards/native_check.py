@@ -59,7 +59,7 @@ def _is_unreadable(source: Source | None) -> bool:
     """Returns True for a source below something that is computed at each read (the tensor over an array), or one that
     reads past the ``__getattribute__`` of an object with slots."""
     while source is not None:
-        if source.kind in ("array", "computed") or (
+        if source.kind in ("array", "computed", "picked") or (
             source.kind == "slot" and source.parent is not None and source.parent.hooked
         ):
             return True

@@ -6,6 +6,7 @@ the value. Guards test the value at the end of a path, the prologue fetches it, 
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from types import MappingProxyType
@@ -27,6 +28,7 @@ Kind = Literal[
     "grad",  # parent.grad
     "call",  # parent(), for weak references
     "array",  # the tensor over the memory of a NumPy array
+    "picked",  # key(parent, operands): an item of a list at a changing index
     "computed",  # key(operands): the list of numbers that a HostProgram computes, parent being one of its operands
 ]
 
@@ -77,6 +79,8 @@ class Source:
         """Returns True if the path starts at the step's arguments, which are new objects at every call."""
         source = self
         while source.parent is not None:
+            if source.kind == "picked" and any(operand.from_arguments for operand in source.key.operands):
+                return True
             source = source.parent
         return source.kind != "const"
 
@@ -102,6 +106,8 @@ class Source:
             return parent()
         if self.kind == "array":
             return torch.from_numpy(parent)
+        if self.kind == "picked":
+            return self.key(parent, *(operand.fetch(args, kwargs) for operand in self.key.operands))
         if self.kind == "computed":
             return self.key(*(operand.fetch(args, kwargs) for operand in self.key.operands))
         return object.__getattribute__(parent, self.key) if self.parent.hooked else getattr(parent, self.key)
@@ -137,6 +143,34 @@ def stored_keys(container: Any) -> tuple[Any, ...]:
 
 _ABSENT = object()
 _CONTAINERS = (OrderedDict, dict, list, tuple, deque, set, frozenset)
+
+
+class Pick:
+    """Finds the item of a list at an index that is computed from numbers.
+
+    Args:
+        code: the index as a Python expression.
+        operands: sources of the numbers, by their names in it.
+        names: other names that the expression uses.
+
+    Attributes:
+        label: the index for messages.
+        operands: sources of the numbers.
+    """
+
+    __slots__ = ("_index", "label", "operands")
+
+    def __init__(self, code: str, operands: dict[str, Source], names: dict[str, Any]) -> None:
+        self.operands = tuple(operands.values())
+        self.label = re.sub(r"\w+", lambda name: str(operands.get(name.group(), name.group())), code)
+        self._index: Callable[..., int] = eval(f"lambda {', '.join(operands)}: {code}", dict(names))
+
+    def __call__(self, items: Any, *numbers: Any) -> Any:
+        """Returns the item, or a value that no guard accepts."""
+        if type(items) is not list or any(type(number) is not int for number in numbers):
+            return _ABSENT
+        index = self._index(*numbers)
+        return items[index] if -len(items) <= index < len(items) else _ABSENT
 
 
 class SourceTable:
@@ -193,6 +227,10 @@ class SourceTable:
         return self._intern(
             "computed", next((each for each in operands if each.from_arguments), operands[0]), program, label
         )
+
+    def picked(self, parent: Source, pick: Pick) -> Source:
+        """Returns the item of a list at a changing index."""
+        return self._intern("picked", parent, pick, f"{parent.label}[{pick.label}]")
 
     def _intern(self, kind: Kind, parent: Source | None, key: Any, label: str) -> Source:
         plain = type(key) in (str, int, bytes, bool, float, type(None))

@@ -100,6 +100,9 @@ class Writer:
         if source.kind == "computed":
             operands = ", ".join(map(self.value, source.key.operands))
             return f"{self.constant(source.key, 'on_host')}({operands})"
+        if source.kind == "picked":
+            operands = ", ".join(map(self.value, (parent, *source.key.operands)))
+            return f"{self.constant(source.key, 'pick')}({operands})"
         if source.kind == "call":
             return f"{self.value(parent)}()"
         if parent.hooked:

@@ -6,7 +6,11 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from sidefx_train.compile.capture.guards.source import Source
+import torch
+
+from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.guards.source import Pick, Source
+from sidefx_train.compile.capture.guards.symbol_guards import CONDITION_NAMES
 from sidefx_train.compile.capture.shadows.records import InstanceRecord, Record
 from sidefx_train.compile.common.plain_values import base_of, stored_entries
 from sidefx_train.compile.common.sentinels import ABSENT
@@ -25,6 +29,7 @@ class ListRecord(Record):
         super().__init__(heap, real, shadow, source, base)
         self.filled = False
         self.snapshot: list[Any] = []
+        self._picked: dict[str, Source] = {}
 
     def fill(self) -> None:
         if self.filled:
@@ -58,6 +63,28 @@ class ListRecord(Record):
         if -outside > len(self.real):
             return ABSENT
         return self.heap.shadow(self.real[outside], self.heap.sources.item(self.base, outside))
+
+    def at_changing(self, index: torch.SymInt) -> Any:
+        """Returns the item at an index that the step computes from changing numbers, without reading the others;
+        :data:`ABSENT` if that is not possible.
+
+        Another call may find another item there: a list, a dict or a float, which is guarded as far as it is read.
+        """
+        if self.filled or not self.plain or type(self.real) is not list or self.shadow:
+            return ABSENT
+        known = {compat.symbol_name(number): (source, real) for number, source, real in self.heap.numbers}
+        names = compat.symbol_names(index)
+        if not names or not all(name in known and type(known[name][1]) is int for name in names):
+            return ABSENT
+        if not compat.has_integers_only(index):  # sympy computes with floats less exactly
+            return ABSENT
+        code = compat.python_source(index.node.expr)
+        pick = Pick(code, {name: known[name][0] for name in names}, CONDITION_NAMES)
+        found = pick(self.real, *(known[name][1] for name in names))
+        if type(found) not in (list, dict, float):
+            return ABSENT
+        source = self._picked.setdefault(pick.label, self.heap.sources.picked(self.base, pick))
+        return self.heap.shadow(found, source)
 
     def length(self) -> Any:
         """Returns the length, symbolic for an unbounded list; ``None`` if all items must be read for it."""

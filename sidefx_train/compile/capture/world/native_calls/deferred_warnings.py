@@ -56,7 +56,7 @@ def warn(world: CaptureContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 _TRACERS = ("torch._functorch._aot_autograd", "torch._higher_order_ops")
-"""Modules that trace branches of higher-order operators. They filter their warnings, which are none of the program's."""
+"""Modules that trace branches of higher-order operators; they filter their warnings, which the program never sees."""
 
 
 def call_watched(world: CaptureContext, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

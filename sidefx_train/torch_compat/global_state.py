@@ -12,6 +12,7 @@ from threading import get_ident
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
@@ -184,6 +185,7 @@ def _read_by_kernels(kind: str) -> tuple[Callable[[], Any], ...]:
     of_cuda = re.compile("cuda|cudnn|cublas|miopen|rocm|sm_carveout")
     decided = re.compile("sdp|autograd|backcompat|dtensor|executor|warn|view_replay|sparse")
     asks = [ask for ask, _ in _switches() if not decided.search(_setting_name(ask))]
+    asks = [ask for ask in asks if isinstance(ask, partial) or ask.__name__.startswith("_get_")]
     if kind == "cuda":
         return tuple(ask for ask in asks if of_cuda.search(_setting_name(ask)))
     others = (ask for ask in asks if not of_cuda.search(_setting_name(ask)))
@@ -270,7 +272,10 @@ def _switches() -> tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...]:
         for ask, give in pairs
         if not _KEPT.search(ask) and hasattr(torch._C, ask) and hasattr(torch._C, give)
     ]
-    return (*((ask, give) for ask, give in [*found, *_precisions()] if _answers(ask)), *_reductions())
+    known = [*((ask, give) for ask, give in [*found, *_precisions()] if _answers(ask)), *_reductions()]
+    before = [ask() for ask, _ in known]
+    with FakeTensorMode():  # a mode of torch changes some for itself
+        return tuple(pair for pair, answer in zip(known, before, strict=True) if pair[0]() == answer)
 
 
 def _spread(give: Callable[..., Any], values: tuple[Any, ...]) -> None:

@@ -12,7 +12,6 @@ from threading import get_ident
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
@@ -262,6 +261,17 @@ def _no_replays_under_dynamo() -> None:
 @cache
 def _switches() -> tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...]:
     """Returns getters and setters of torch's global settings beyond those that :class:`GlobalState` compares."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    known = _all_switches()
+    before = [ask() for ask, _ in known]
+    with FakeTensorMode():  # a mode of torch changes some for itself
+        return tuple(pair for pair, answer in zip(known, before, strict=True) if pair[0]() == answer)
+
+
+@cache
+def _all_switches() -> tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...]:
+    """Returns them with those that torch changes while it records; no module of torch is imported for it."""
     names = [name[5:] for name in dir(torch._C) if name.startswith("_set_")]
     pairs = [(f"{prefix}{name}", f"_set_{name}") for name in names for prefix in ("_get_", "_is_", "_")]
     kernels = ("cudnn", "flash", "math", "mem_efficient", "overrideable", "fa3")
@@ -272,10 +282,7 @@ def _switches() -> tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...]:
         for ask, give in pairs
         if not _KEPT.search(ask) and hasattr(torch._C, ask) and hasattr(torch._C, give)
     ]
-    known = [*((ask, give) for ask, give in [*found, *_precisions()] if _answers(ask)), *_reductions()]
-    before = [ask() for ask, _ in known]
-    with FakeTensorMode():  # a mode of torch changes some for itself
-        return tuple(pair for pair, answer in zip(known, before, strict=True) if pair[0]() == answer)
+    return (*((ask, give) for ask, give in [*found, *_precisions()] if _answers(ask)), *_reductions())
 
 
 def _spread(give: Callable[..., Any], values: tuple[Any, ...]) -> None:
@@ -344,7 +351,7 @@ def settings_of(fn: Any) -> tuple[tuple[Callable[..., Any], tuple[str, ...]], ..
 @cache
 def _setters() -> frozenset[Any]:
     """Returns the functions of torch's C library that set one of :func:`_switches`."""
-    setters = (give for _, give in _switches())
+    setters = (give for _, give in _all_switches())
     return frozenset(
         give if not isinstance(give, partial) else give.args[0] if give.func is _spread else give.func
         for give in setters

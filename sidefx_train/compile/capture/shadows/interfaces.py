@@ -46,6 +46,7 @@ class ShadowTableAPI(GuardRecorder, ABC):
     leaves: list[Any]
     accumulators: list[Any]
     sizes: list[tuple[Any, Source]]
+    numbers: list[tuple[Any, Source, int | float]]
     static_roots: set[int]
     host_roots: set[int]
     fixed_roots: set[int]

@@ -184,6 +184,13 @@ class TapeRecorder:
         """Returns the edges to the history of a saved tensor."""
         return {edge if type(edge) is tuple else _edge_of_leaf(edge) for edge in self.histories[node]}
 
+    def _node_of(self, grad: torch.Tensor | None) -> fx.Node | None:
+        """Returns the graph node of a gradient."""
+        if grad is not None and compat.is_jagged(grad):
+            self.problem = "it passes through nested tensors"
+            return None
+        return None if grad is None else self.tracer.node_of(grad)
+
     def _before(self, node: Any) -> Any:
         def hook(grads: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...] | None:
             last = self.tracer.last_node()
@@ -191,8 +198,8 @@ class TapeRecorder:
             copies: list[fx.Node] = []
             changed = list(grads)
             for i, grad in enumerate(grads):
-                at = None if grad is None else self.tracer.node_of(grad)
-                if grad is not None and at in found:  # one tensor for two outputs: the operations must distinguish them
+                at = self._node_of(grad)
+                if at is not None and at in found:  # one tensor for two outputs: the operations must distinguish them
                     changed[i] = aten.alias.default(grad)
                     at = self.tracer.node_of(changed[i])
                     at.meta[SAME] = True
@@ -208,7 +215,7 @@ class TapeRecorder:
             begun, before, incoming, copies = self.open.pop()
             if begun is not node:
                 self.problem = "a backward runs inside another"
-            outgoing = tuple(None if grad is None else self.tracer.node_of(grad) for grad in grads)
+            outgoing = tuple(map(self._node_of, grads))
             self.runs.append(_Run(node, before, incoming, copies, self.tracer.last_node(), outgoing))
 
         return hook

@@ -289,6 +289,8 @@ class CaptureRun:
         has_collectives = communicates(self.tracer.graph)
         if world.assumptions and (residual.metadata.tangents or has_collectives):
             return replace(self.spec, assumes_nothing=True)  # a split graph, or one that cannot run again
+        if residual.metadata.tangents and not self.spec.passes_ragged_gradients and _ragged_leaves(world):
+            return replace(self.spec, passes_ragged_gradients=True)
         if residual.metadata.tangents:
             _refuse_differentiated_wrappers(world)
         if residual.metadata.tangents and world.heap.shown.any:
@@ -381,6 +383,12 @@ class CaptureRun:
         else:
             holds = stop_guard(self.world, self.args, self.kwargs)
         return CaptureFailed(stop.code, stop.reason, stop.location, holds, points=points)
+
+
+def _ragged_leaves(world: TraceWorld) -> bool:
+    """Returns True if jagged tensors from outside are leaves that require gradients."""
+    records = [each for each in world.heap.by_real.values() if isinstance(each, LeafRecord)]
+    return any(each.requires_grad and compat.is_jagged(each.real) for each in records)
 
 
 def _refuse_differentiated_wrappers(world: TraceWorld) -> None:

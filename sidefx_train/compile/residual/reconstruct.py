@@ -66,6 +66,7 @@ from sidefx_train.compile.distributed.collective_calls import PendingCollective
 from sidefx_train.compile.graph.freed_history import is_freed
 from sidefx_train.compile.residual.autograd_nodes import freed_result
 from sidefx_train.compile.residual.construction_order import ConstructionOrder
+from sidefx_train.compile.residual.jagged_outputs import JaggedOutputs
 from sidefx_train.compile.residual.tensor_outputs import TensorRebuilder
 from sidefx_train.compile.residual.view_replay import KnownOutputs
 
@@ -87,6 +88,7 @@ class Rebuilder(ConstructionOrder, TensorRebuilder):
         self._made: dict[int, str] = {}
         self._keep: list[Any] = []
         self._constructed: list[Any] = []
+        self._jagged = JaggedOutputs(self)
 
     def expression(self, value: Any) -> str:
         """Returns code for a value of the trace."""
@@ -113,9 +115,15 @@ class Rebuilder(ConstructionOrder, TensorRebuilder):
             return self.expression(value.value)
         if compat.is_dtensor(value):
             return self._dtensor(value)
+        if compat.is_jagged(value):
+            self._jagged.check(value)
+            name = self._remember(value, self._jagged.made(value))
+            self._count_writes(value, name)
+            return self._with_gradient(value, name)
         if compat.is_wrapper(value):
             return self._wrapper(value)
         if safe_isinstance(value, torch.Tensor):
+            self._jagged.check(value)
             if any(compat.hook_numbers(value)) and value.is_leaf:
                 self.world.heap.refuse("SFX111", "leaves a hook registered on a leaf that it creates")
             made = self._remember(value, self._marked(value, self.tensor(value)))
@@ -191,6 +199,8 @@ class Rebuilder(ConstructionOrder, TensorRebuilder):
         return expression
 
     def _number(self, value: Any) -> str:
+        if compat.is_ragged_size(value):
+            return self._remember(value, self._jagged.ragged_size(value))
         for number, source, _ in self.world.heap.numbers:
             if number is value:
                 return self.writer.value(source)

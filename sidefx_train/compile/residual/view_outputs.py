@@ -402,9 +402,12 @@ def new_leaf(t: torch.Tensor) -> bool:
 
 
 def _repeats_elements(t: Any) -> bool:
-    """Returns True for a view with overlapping elements, as from ``expand`` and ``unfold``."""
+    """Returns True for a view with overlapping elements, as from ``expand`` and ``unfold``, or if its sizes depend on
+    data."""
     if not safe_isinstance(t, torch.Tensor):
         return False
+    if any(safe_isinstance(each, torch.SymInt) and compat.is_unbacked(each) for each in (*t.shape, *t.stride())):
+        return True
     dims = sorted((stride, size) for size, stride in zip(t.shape, t.stride(), strict=True) if size != 1)
     reach = 0
     for stride, size in dims:

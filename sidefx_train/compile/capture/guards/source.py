@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.common.host_programs import HostProgram
 from sidefx_train.compile.common.type_checks import safe_isinstance
 
@@ -27,6 +28,7 @@ Kind = Literal[
     "cell",  # parent.cell_contents
     "grad",  # parent.grad
     "call",  # parent(), for weak references
+    "values",  # the values of a jagged tensor, with its autograd history
     "array",  # the tensor over the memory of a NumPy array
     "picked",  # key(parent, operands): an item of a list at a changing index
     "computed",  # key(operands): the list of numbers that a HostProgram computes, parent being one of its operands
@@ -104,6 +106,8 @@ class Source:
             return parent.grad
         if self.kind == "call":
             return parent()
+        if self.kind == "values":
+            return compat.inner_values(parent)
         if self.kind == "array":
             return torch.from_numpy(parent)
         if self.kind == "picked":
@@ -217,6 +221,10 @@ class SourceTable:
 
     def call(self, parent: Source) -> Source:
         return self._intern("call", parent, None, f"{parent.label}()")
+
+    def values(self, parent: Source) -> Source:
+        """Returns the values of a jagged tensor, a new object at every call."""
+        return self._intern("values", parent, None, f"{parent.label}.values()")
 
     def array(self, parent: Source) -> Source:
         return self._intern("array", parent, None, f"torch.from_numpy({parent.label})")

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.source import Source, stored_item
 from sidefx_train.compile.common.source_literals import is_name, literal
 from sidefx_train.compile.common.type_checks import attribute_of
@@ -95,6 +96,8 @@ class Writer:
             return f"{self.value(parent)}.cell_contents"
         if source.kind == "grad":
             return f"{self.value(parent)}.grad"
+        if source.kind == "values":
+            return f"{self.constant(compat.inner_values, 'values_of')}({self.value(parent)})"
         if source.kind == "array":
             return f"{self.constant(torch.from_numpy, 'from_numpy')}({self.value(parent)})"
         if source.kind == "computed":

@@ -38,6 +38,7 @@ class Specialization:
         host_reads: values of inputs may be read before the graph runs.
         read_decisions: number of captures that another decision on such a value caused.
         reads_inputs: the step needs values of inputs as Python numbers; the prologue computes them.
+        passes_ragged_gradients: the backward runs outside, and gradients of jagged tensors from outside leave the step.
         lists_numbers: ``tolist`` of a small tensor is captured; False if the step needs their values.
     """
 
@@ -68,6 +69,7 @@ class Specialization:
     host_reads: bool = True
     read_decisions: int = 0
     reads_inputs: bool = False
+    passes_ragged_gradients: bool = False
     lists_numbers: bool = True
 
     @property

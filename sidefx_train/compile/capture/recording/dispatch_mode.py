@@ -124,6 +124,8 @@ class RepeatingMode(compat.RecordingMode):
             return self._dispatch_dtensors(func, args, kwargs or {})
         if any(map(compat.is_wrapper_class, types)):
             return self._dispatch_wrappers(func, types, args, kwargs or {})
+        if compat.among_ragged_sizes(args):
+            raise Unsupported("SFX109", f"{func} gets the size of a ragged dimension, but no nested tensor")
         if func is compat.DEVICE_OF:  # C++ reads it often: autograd for every gradient
             return args[0].device
         if func not in compat.READS:
@@ -147,6 +149,8 @@ class RepeatingMode(compat.RecordingMode):
 
     def _dispatch_wrappers(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Has the Python of wrapper subclasses interpreted: it calls operators of inner tensors."""
+        if compat.asks_layout(func) and compat.is_jagged(args[0]):
+            return compat.layout_of(func, args[0])
         self._wrapper_depth += 1
         try:
             with self:

@@ -50,6 +50,7 @@ class ShadowTableAPI(GuardRecorder, ABC):
     static_roots: set[int]
     host_roots: set[int]
     fixed_roots: set[int]
+    ragged_dims: dict[int, int]
     dtensor_rules: tuple[Any, ...]
     watched: dict[int, str]
     new_namespaces: dict[int, tuple[dict[str, Any], Any]]
@@ -84,6 +85,9 @@ class ShadowTableAPI(GuardRecorder, ABC):
 
     @abstractmethod
     def length(self, real: int, source: Source) -> Any: ...
+
+    @abstractmethod
+    def ragged_size(self, fake: torch.Tensor) -> torch.SymInt: ...
 
     @abstractmethod
     def trusts(self, namespace: dict[str, Any]) -> bool: ...

@@ -118,6 +118,8 @@ class ShadowTable(ShadowTableAPI):
         memories: storage sharing of held tensors, one object per set of tensors.
         dropped: called when the program drops an iterator with a pending finally.
         decides: called when the step reads all of a list whose length has changed: like a decision on a number.
+        ragged: fake tensors of offsets or lengths, by the number of their ragged dimension.
+        ragged_dims: dimensions of tensors inside jagged tensors that change with the rows, by id of the source.
         fixed_roots: ids of sources below which sizes of tensors are never symbolic.
         dtensor_rules: operators that torch's dispatch of DTensors had rules for at entry; empty if that is not known.
         identities: the objects that the step distinguished.
@@ -163,6 +165,8 @@ class ShadowTable(ShadowTableAPI):
         self.identities = Identities(self)
         self.made_arrays = MadeArrays()
         self.shown = ShownClasses(self)
+        self.ragged: dict[int, torch.Tensor] = {}
+        self.ragged_dims: dict[int, int] = {}
         self._texts: dict[int, DeferredValue] = {}
         self.iterators: list[Source] = []
         self.watched: dict[int, str] = {}
@@ -388,6 +392,12 @@ class ShadowTable(ShadowTableAPI):
         """Returns a symbolic length, or another number that is never a constant."""
         found = self._numbers_by_source.get(id(source))
         return self._symbolic_number(real, source) if found is None else found
+
+    def ragged_size(self, fake: torch.Tensor) -> torch.SymInt:
+        """Returns the size of the ragged dimension that a fake tensor of offsets or lengths stands for."""
+        size = compat.number_ragged_size(fake)
+        self.ragged[compat.parts_of_ragged_size(size)[0]] = fake
+        return size
 
     def version_of(self, tensor: torch.Tensor) -> Any:
         """Returns ``tensor._version``; for an outside tensor or a view of one, it continues from the version at

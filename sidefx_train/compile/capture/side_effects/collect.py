@@ -21,6 +21,7 @@ from sidefx_train.compile.capture.shadows.deferred_values import TraceKey
 from sidefx_train.compile.capture.shadows.finalizers import check_dropped
 from sidefx_train.compile.capture.shadows.objects import weak_references
 from sidefx_train.compile.capture.shadows.objects.outside_exceptions import ExceptionRecord
+from sidefx_train.compile.capture.shadows.objects.jagged_tensors import JaggedRecord
 from sidefx_train.compile.capture.shadows.objects.wrapper_tensors import WrapperRecord
 from sidefx_train.compile.capture.shadows.records import UNREAD, InstanceRecord, LeafRecord, TensorRecord
 from sidefx_train.compile.capture.side_effects.checkpoint import Checkpoint
@@ -85,6 +86,10 @@ def _changes(world: CaptureContext, finished: bool) -> list[Effect]:
             changes += _tensor(world, record, finished)
         elif safe_isinstance(record, LeafRecord):
             changes += _leaf(record, finished)
+        elif safe_isinstance(record, JaggedRecord):
+            record.check()
+        if compat.is_jagged(record.shadow):
+            compat.forget_layout(record.shadow)
         if record.instance is not None:
             changes += _instance(record.instance)
     for cell in heap.cells.values():

@@ -23,6 +23,7 @@ from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import Dict
 from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue
 from sidefx_train.compile.capture.shadows.definition_tracking import IMMUTABLE_CLASS
 from sidefx_train.compile.capture.shadows.objects import weak_references
+from sidefx_train.compile.capture.shadows.objects.jagged_tensors import JaggedRecord
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
 from sidefx_train.compile.capture.shadows.records import InstanceRecord, LeafRecord, Record, TensorRecord
 from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
@@ -50,6 +51,9 @@ _OTHER_NAMESPACES = (type, types.ModuleType, types.FunctionType, torch.Tensor)
 
 _HIDDEN_OF_WRAPPERS = frozenset({"__dict__", "_version", "data"})
 """Attributes of wrapper subclasses that no shadow answers for."""
+
+_HISTORY = frozenset({"grad", "grad_fn", "is_leaf", "_base", "_is_view", "retains_grad"})
+"""Attributes of a tensor that tell how autograd knows it."""
 
 _SHOWN_TYPES: dict[type, type] = {
     weak_references.ShadowRef: weakref.ref,
@@ -90,6 +94,8 @@ class Attributes:
         if cls is DeferredValue:  # one that passes through has a record
             record = self.heap.record_of(obj)
             return str if record is None else type(record.real)
+        if compat.is_ragged_size(obj):
+            return torch.SymInt
         return obj.cls if issubclass(cls, NativeIterator) else _SHOWN_TYPES.get(cls, cls)
 
     def class_attr(self, cls: type, name: str) -> Any:
@@ -349,6 +355,8 @@ class Attributes:
             if name in compat.attributes_of_fakes() and self.heap.record_of(obj) is None:
                 raise AttributeError(f"{self.type_of(obj).__name__!r} object has no attribute {name!r}")
             return ABSENT
+        if name in _HISTORY and safe_isinstance(self.heap.record_of(obj), JaggedRecord):
+            self.heap.refuse("SFX107", f"reads {name} of a nested tensor whose gradient leaves the step")
         if name == "grad" and (compat.is_dtensor(obj) or compat.is_wrapper(obj)):
             self.tracer.touches()
             self.heap.read_grad(obj)

@@ -42,6 +42,15 @@ class Reads:
         finally:
             self.listening = False
 
+    @contextmanager
+    def unheard(self) -> Iterator[None]:
+        """Context of Python code of torch that reads nothing that a program changes."""
+        before, self.listening = self.listening, False
+        try:
+            yield
+        finally:
+            self.listening = before
+
     def attribute(self, obj: Any, name: str, value: Any) -> None:
         """Records a lookup of ``obj.name`` in the object itself, which may not have it."""
         if issubclass(type(obj), type):

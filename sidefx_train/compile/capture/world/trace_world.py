@@ -96,6 +96,7 @@ class TraceWorld(CaptureWorldAPI):
         private_memory: storages that must not leave the step, with a function that refuses that.
         wrappers: models wrapped in ``DistributedDataParallel`` whose forward the step has called, by the shadow's id.
         sharded_groups: groups of parameters of ``fully_shard`` that the step has used, by the shadow's id.
+        left_jagged: jagged tensors that leave the step, by id.
         wrapper_dispatch: operators of wrapper subclasses.
         modes: dispatch modes that the step has entered.
         functions: function modes that it has entered, and classes that override functions of torch.
@@ -164,6 +165,7 @@ class TraceWorld(CaptureWorldAPI):
         self.pending_collectives: list[Any] = []
         self.private_memory: dict[int, Callable[[], NoReturn]] = {}
         self.wrappers: dict[int, Any] = {}
+        self.left_jagged: dict[int, Any] = {}
         self.sharded_groups: dict[int, Any] = {}
         self.pending_state: list[tuple[Callable[[], None], Callable[[], None]]] = []
         self.writes = WriteLog(tracer.graph)

@@ -11,6 +11,7 @@ from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.guard import TensorFacts
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.shadows.objects.dtensors import dtensor_shadow
+from sidefx_train.compile.capture.shadows.objects.jagged_tensors import jagged_shadow
 from sidefx_train.compile.capture.shadows.objects.leaf_hooks import carry_accumulation_hooks, carry_hooks
 from sidefx_train.compile.capture.shadows.objects.wrapper_tensors import wrapper_shadow
 from sidefx_train.compile.capture.shadows.records import UNREAD, TensorRecord
@@ -31,6 +32,8 @@ def tensor_shadow(heap: ShadowTableAPI, real: torch.Tensor, source: Source) -> A
     """Returns the shadow of a tensor: a fake tensor, which is an input of the graph."""
     if compat.is_dtensor(real):
         return dtensor_shadow(heap, real, source)
+    if compat.is_jagged(real):
+        return jagged_shadow(heap, real, source, _is_held(heap, real, source))
     if compat.is_wrapper(real):
         return wrapper_shadow(heap, real, source, _is_held(heap, real, source))
     if type(real) not in PLAIN_TENSORS:
@@ -123,6 +126,8 @@ def _dynamic(heap: ShadowTableAPI, real: torch.Tensor, source: Source) -> frozen
     if heap.below(source, heap.fixed_roots):
         return frozenset()
     dims = {dim for label, dim in heap.specialization.dynamic_sizes if label == source.label} | marked_dims(real)
+    if id(source) in heap.ragged_dims:
+        dims.add(heap.ragged_dims[id(source)])
     if heap.specialization.all_dynamic and source.from_arguments:
         dims |= set(range(real.dim()))
     return frozenset(dim for dim in dims if dim < real.dim() and real.shape[dim] > 1)

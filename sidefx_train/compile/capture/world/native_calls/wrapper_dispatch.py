@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, NoReturn
 
 from sidefx_train import torch_compat as compat
@@ -37,15 +38,18 @@ class WrapperDispatch:
             self._refuse(asked[0], func, "in torch.cond, or a higher-order operator")
         if self.world.tracer.proxy_mode.probes.among(args, kwargs):
             self._refuse(asked[0], func, "with a number that changes from call to call and that C++ code computes with")
-        self.world.tracer.proxy_mode.note_differentiated(asked[0].__qualname__, (args, kwargs))
+        own = all(map(compat.is_jagged_class, asked))  # torch's Python, without effects that a backward could lose
+        if not own:
+            self.world.tracer.proxy_mode.note_differentiated(asked[0].__qualname__, (args, kwargs))
         error = self.world.last_error
-        for cls in asked:
-            answer = self._method(cls)(func, asked, args, kwargs)
-            if answer is not NotImplemented:
-                # An exception handled in there holds frames, and these the result: autograd would copy a gradient
-                # that something else refers to.
-                self.world.last_error = error
-                return answer
+        with self.world.reads.unheard() if own else nullcontext():
+            for cls in asked:
+                answer = self._method(cls)(func, asked, args, kwargs)
+                if answer is not NotImplemented:
+                    # An exception handled in there holds frames, and these the result: autograd would copy a gradient
+                    # that something else refers to.
+                    self.world.last_error = error
+                    return answer
         self._refuse(asked[0], func, "which it does not implement")
 
     def _method(self, cls: type) -> Any:

@@ -260,6 +260,9 @@ from sidefx_train.torch_compat.overrides.functions import subclasses_enabled as 
 from sidefx_train.torch_compat.overrides.functions import subclasses_kept as subclasses_kept
 from sidefx_train.torch_compat.overrides.functions import subclasses_off as subclasses_off
 from sidefx_train.torch_compat.overrides.functions import with_class as with_class
+from sidefx_train.torch_compat.overrides.jagged_tensors import ATTENTION as ATTENTION
+from sidefx_train.torch_compat.overrides.jagged_tensors import CHECKS_ATTENTION as CHECKS_ATTENTION
+from sidefx_train.torch_compat.overrides.jagged_tensors import CHOOSES_ATTENTION as CHOOSES_ATTENTION
 from sidefx_train.torch_compat.overrides.jagged_tensors import IDENTITY_KEYED as IDENTITY_KEYED
 from sidefx_train.torch_compat.overrides.jagged_tensors import IS_FX_TRACING as IS_FX_TRACING
 from sidefx_train.torch_compat.overrides.jagged_tensors import JAGGED as JAGGED
@@ -269,8 +272,10 @@ from sidefx_train.torch_compat.overrides.jagged_tensors import RAGGED_SIZE_OF as
 from sidefx_train.torch_compat.overrides.jagged_tensors import RAGGED_SIZES as RAGGED_SIZES
 from sidefx_train.torch_compat.overrides.jagged_tensors import THUNKIFY as THUNKIFY
 from sidefx_train.torch_compat.overrides.jagged_tensors import VIEW_DUMMY as VIEW_DUMMY
+from sidefx_train.torch_compat.overrides.jagged_tensors import VIEW_OF_ROWS as VIEW_OF_ROWS
 from sidefx_train.torch_compat.overrides.jagged_tensors import among_ragged_sizes as among_ragged_sizes
 from sidefx_train.torch_compat.overrides.jagged_tensors import asks_layout as asks_layout
+from sidefx_train.torch_compat.overrides.jagged_tensors import attention_of_rows as attention_of_rows
 from sidefx_train.torch_compat.overrides.jagged_tensors import forget_layout as forget_layout
 from sidefx_train.torch_compat.overrides.jagged_tensors import inner_values as inner_values
 from sidefx_train.torch_compat.overrides.jagged_tensors import is_jagged as is_jagged

@@ -198,6 +198,7 @@ def training_kernels() -> Iterator[None]:
 _RECORDING = (
     torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradCPU)
     | torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradOther)
+    | torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradNestedTensor)
     | torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 )
 

@@ -8,15 +8,14 @@ what was recorded, so that gradients are summed in eager's order.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.ops.cudnn_rnn import GRU, LSTM, RELU, TANH
+from sidefx_train.compile.ops.recorded_forwards import Recorded, copy_of, key_of, recorded_by
 from sidefx_train.compile.ops.registration import define_operator
 
 aten = torch.ops.aten
@@ -101,56 +100,10 @@ define_operator(
 
 
 # ---------------------------------------------------------------------- recurrent layers
-class _Recorded(NamedTuple):
-    """A forward that autograd has recorded.
-
-    Attributes:
-        leaves: copies of its arguments that need gradients. A compiled graph may use the memory of an argument again
-            and compute another one of the same contents for the backward.
-        results: output, ``hy`` and, if there is one, ``cy``.
-    """
-
-    leaves: list[torch.Tensor]
-    results: tuple[torch.Tensor, ...]
-
-
-class _Holder(np.ndarray):
-    """Memory of a tensor by which a backward finds the recorded forward; both live as long as that memory."""
-
-    recorded: _Recorded
-
-
-_HOLDERS: weakref.WeakValueDictionary[int, _Holder] = weakref.WeakValueDictionary()
-"""By address. A copy of such a tensor leads nowhere: the backward then records the forward again."""
-
-
-def _key_of(recorded: _Recorded) -> torch.Tensor:
-    holder = np.zeros(1, dtype=np.uint8).view(_Holder)
-    holder.recorded = recorded
-    key = torch.from_numpy(holder)
-    _HOLDERS[key.data_ptr()] = holder
-    return key
-
-
 def _run(data: Any, batch_sizes: Any, hx: Any, cx: Any, weights: Any, layer: PackedLayer) -> tuple[torch.Tensor, ...]:
     states = hx if cx is None else [hx, cx]
     numbers = (layer.has_biases, 1, 0.0, False, layer.bidirectional)
     return _KERNELS[layer.mode](data, batch_sizes, states, weights, *numbers)  # type: ignore[no-any-return]
-
-
-_ALIGNMENT = 64
-"""Bytes at whose multiples torch allocates memory on the host."""
-
-
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a copy with the same strides and alignment: matrix products round by both."""
-    if 0 in tensor.stride() or not tensor.numel():
-        return tensor.detach().clone()
-    size = tensor.element_size()
-    offset = tensor.data_ptr() % _ALIGNMENT // size
-    extent = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    memory = tensor.new_empty(offset + extent)
-    return memory.as_strided(tensor.shape, tensor.stride(), offset).copy_(tensor).detach()
 
 
 def _differentiated(data: Any, hx: Any, cx: Any, weights: Any) -> list[torch.Tensor]:
@@ -159,12 +112,12 @@ def _differentiated(data: Any, hx: Any, cx: Any, weights: Any) -> list[torch.Ten
 
 def _record(
     data: Any, batch_sizes: Any, hx: Any, cx: Any, weights: Any, wanted: list[bool], layer: PackedLayer
-) -> _Recorded:
+) -> Recorded:
     given = _differentiated(data, hx, cx, weights)
-    leaves = [_copy(t).requires_grad_(needed) for t, needed in zip(given, wanted, strict=True)]
+    leaves = [copy_of(t).requires_grad_(needed) for t, needed in zip(given, wanted, strict=True)]
     first = len(given) - len(weights)
     made = _run(leaves[0], batch_sizes, leaves[1], None if cx is None else leaves[2], leaves[first:], layer)
-    return _Recorded([leaf for leaf in leaves if leaf.requires_grad], made)
+    return Recorded([leaf for leaf in leaves if leaf.requires_grad], made)
 
 
 def _forward(data: Any, batch_sizes: Any, hx: Any, cx: Any, weights: Any, *rest: Any) -> tuple[torch.Tensor, ...]:
@@ -172,7 +125,7 @@ def _forward(data: Any, batch_sizes: Any, hx: Any, cx: Any, weights: Any, *rest:
     if any(wanted):
         with compat.recording_autograd():
             recorded = _record(data, batch_sizes, hx, cx, weights, wanted, layer)
-        made, key = tuple(map(compat.alias_hidden_from_autograd, recorded.results)), _key_of(recorded)
+        made, key = tuple(map(compat.alias_hidden_from_autograd, recorded.results)), key_of(recorded)
     else:
         made, key = _run(data, batch_sizes, hx, cx, weights, layer), torch.zeros(1, dtype=torch.uint8)
     return (*made, key) if cx is not None else (*made, data.new_empty(0), key)
@@ -186,12 +139,12 @@ def _forward_fake(data: Any, _: Any, hx: Any, cx: Any, weights: Any, *rest: Any)
 
 def _backward(data: Any, batch_sizes: Any, hx: Any, cx: Any, weights: Any, *rest: Any) -> list[torch.Tensor]:
     key, grads, wanted, layer = rest[0], rest[1:4], rest[4], PackedLayer(*rest[5:])
-    holder = _HOLDERS.pop(key.data_ptr(), None)
+    recorded = recorded_by(key)
     with compat.recording_autograd():
-        if holder is None:
+        if recorded is None:
             leaves, results = _record(data, batch_sizes, hx, cx, weights, wanted, layer)
         else:
-            leaves, results = holder.recorded
+            leaves, results = recorded
         pairs = [(value, grad) for value, grad in zip(results, grads, strict=False) if grad is not None]
         values, weighted = zip(*pairs, strict=True)
         found = torch.autograd.grad(values, leaves, weighted, allow_unused=True)

@@ -12,6 +12,7 @@ from torch.fx._symbolic_trace import is_fx_tracing
 from torch.fx.experimental.proxy_tensor import maybe_enable_thunkify
 from torch.fx.operator_schemas import normalize_function
 from torch.nested._internal import nested_tensor as _nested
+from torch.nested._internal import sdpa as _sdpa
 from torch.nested._internal.nested_int import NestedIntNode
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -23,6 +24,10 @@ JAGGED = _nested.NestedTensor
 RAGGED_SIZE_OF = _nested.get_tensor_symint
 """Returns the size of a ragged dimension: a number that equals only that of the same tensor of offsets or lengths."""
 RAGGED_SIZES = _nested._tensor_symint_registry
+ATTENTION = _sdpa.jagged_scaled_dot_product_attention
+CHECKS_ATTENTION = _sdpa._validate_sdpa_input
+CHOOSES_ATTENTION = _sdpa._select_sdp_backend
+VIEW_OF_ROWS = _nested.nested_view_from_values_offsets_lengths
 IDENTITY_KEYED = WeakTensorKeyDictionary
 VIEW_DUMMY = _nested._nt_view_dummy
 """Returns the nested tensor that torch's view operators get only to be dispatched by."""
@@ -191,3 +196,8 @@ def view_as_jagged(
         made = torch._nested_view_from_jagged(values, offsets, VIEW_DUMMY(), lengths, ragged, *known)  # type: ignore[attr-defined]
     made._metadata_cache = cache
     return made
+
+
+def attention_of_rows(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+    """Returns the attention of nested tensors of strided layout."""
+    return torch._scaled_dot_product_attention_math(query, key, value, None, 0.0, False, scale=scale)[0]  # type: ignore[attr-defined,no-any-return]

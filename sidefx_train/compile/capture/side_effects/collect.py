@@ -20,8 +20,8 @@ from sidefx_train.compile.capture.shadows.containers.sets import SetRecord
 from sidefx_train.compile.capture.shadows.deferred_values import TraceKey
 from sidefx_train.compile.capture.shadows.finalizers import check_dropped
 from sidefx_train.compile.capture.shadows.objects import weak_references
-from sidefx_train.compile.capture.shadows.objects.outside_exceptions import ExceptionRecord
 from sidefx_train.compile.capture.shadows.objects.jagged_tensors import JaggedRecord
+from sidefx_train.compile.capture.shadows.objects.outside_exceptions import ExceptionRecord
 from sidefx_train.compile.capture.shadows.objects.wrapper_tensors import WrapperRecord
 from sidefx_train.compile.capture.shadows.records import UNREAD, InstanceRecord, LeafRecord, TensorRecord
 from sidefx_train.compile.capture.side_effects.checkpoint import Checkpoint

@@ -6,12 +6,17 @@ The size of the ragged dimension is a number that equals only itself. Each fake 
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch.nn.attention import SDPBackend
+
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.interceptors.nn.packed_sequences import once_differentiated
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
-from sidefx_train.compile.common.type_checks import safe_isinstance
+from sidefx_train.compile.ops.jagged_attention import JaggedAttention
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
@@ -88,3 +93,42 @@ def _is_of_sizes(world: TraceWorld, args: tuple[Any, ...]) -> bool:
     record = world.heap.record_of(args[0])
     known = compat.RAGGED_SIZES
     return (args[0] is known or (record is not None and record.real is known)) and type(args[1]) is compat.FakeTensor
+
+
+@registry.intercept(compat.ATTENTION)
+def _attention(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Calls the operator where torch would compute by nested tensors of strided layout."""
+    return _attended(world, *args, **kwargs)
+
+
+def _attended(
+    world: TraceWorld,
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    call = world.interp.call
+    given = (query, key, value)
+    if not all(map(compat.is_jagged, given)) or torch.is_autocast_enabled("cpu") or type(dropout_p) is not float:
+        return ABSENT
+    plain = attn_mask is None and dropout_p == 0.0 and (scale is None or type(scale) is float)
+    if not plain or any(each.device.type != "cpu" or each._ragged_idx != 2 or len(each._size) != 4 for each in given):
+        return ABSENT
+    size = query._size[3]
+    if type(size) is not int:
+        return ABSENT
+    call(compat.CHECKS_ATTENTION, (*given, attn_mask, dropout_p, is_causal, scale), {})
+    if call(compat.CHOOSES_ATTENTION, (*given, attn_mask, dropout_p, is_causal, enable_gqa), {}) != SDPBackend.MATH:
+        return ABSENT
+    rows = [call(compat.JAGGED.values, (call(torch.transpose, (each, 1, 2), {}),), {}) for each in given]
+    offsets = [each._offsets for each in given]
+    factor = 1.0 / math.sqrt(size) if scale is None else scale
+    made = world.guarded(JaggedAttention.apply, (once_differentiated(world), *rows, *offsets, factor), {})
+    known = {name: world.interp.getattr(query, f"_maybe_{name}") for name in ("min_seqlen", "max_seqlen")}
+    view = call(compat.VIEW_OF_ROWS, (made, query._offsets), {"lengths": query._lengths, **known})
+    return call(torch.transpose, (view, 1, 2), {})

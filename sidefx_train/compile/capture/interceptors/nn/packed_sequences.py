@@ -45,7 +45,7 @@ def _pack(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     times = world.guarded(torch.arange, (longest,), {}).unsqueeze(1)
     batch_sizes = world.guarded(torch.sum, (lengths > times, 1), {})
     time_first = input.transpose(0, 1) if batch_first else input
-    data = world.guarded(ops.Pack.apply, (_once_differentiated(world), time_first, lengths, batch_sizes, total), {})
+    data = world.guarded(ops.Pack.apply, (once_differentiated(world), time_first, lengths, batch_sizes, total), {})
     return data, batch_sizes
 
 
@@ -61,7 +61,7 @@ def _pad(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     if batch is None:
         world.host_reads.want((batch_sizes,))
         return ABSENT
-    check = _once_differentiated(world)
+    check = once_differentiated(world)
     padded = world.guarded(ops.Pad.apply, (check, data, batch_sizes, float(value), time, batch), {})
     places = world.guarded(torch.arange, (batch,), {})
     lengths = world.guarded(torch.sum, (batch_sizes.unsqueeze(1) > places, 0), {})
@@ -119,7 +119,8 @@ def _summed_weights(layer: ops.PackedLayer, weights: list[Any]) -> list[Any]:
     return [weight for place, weight in enumerate(weights) if place % each not in of_input]
 
 
-def _once_differentiated(world: TraceWorld) -> Any:
+def once_differentiated(world: TraceWorld) -> Any:
+    """Returns a function that stops the capture if a backward is to be differentiated."""
     return functools.partial(_check, weakref.ref(world), ())
 
 
@@ -131,7 +132,7 @@ def _check(reference: Any, nodes: tuple[fx.Node, ...]) -> None:
     world = reference()
     assert world is not None, "a backward is recorded after its capture"
     if torch.is_grad_enabled():
-        refuse_whole("SFX102", "the derivative of the backward of a packed sequence", world.locate())
+        refuse_whole("SFX102", "the derivative of the backward of rows of several lengths", world.locate())
     for node in nodes:
         if sum(map(_may_have_gradient, node.users)) > 1:
             refuse_whole("SFX102", "a weight of a packed recurrent layer has other uses, too", world.locate())

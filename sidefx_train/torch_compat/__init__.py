@@ -271,6 +271,7 @@ from sidefx_train.torch_compat.overrides.jagged_tensors import NORMALIZE_ARGUMEN
 from sidefx_train.torch_compat.overrides.jagged_tensors import RAGGED_SIZE_OF as RAGGED_SIZE_OF
 from sidefx_train.torch_compat.overrides.jagged_tensors import RAGGED_SIZES as RAGGED_SIZES
 from sidefx_train.torch_compat.overrides.jagged_tensors import THUNKIFY as THUNKIFY
+from sidefx_train.torch_compat.overrides.jagged_tensors import VALUES_OF_JAGGED as VALUES_OF_JAGGED
 from sidefx_train.torch_compat.overrides.jagged_tensors import VIEW_DUMMY as VIEW_DUMMY
 from sidefx_train.torch_compat.overrides.jagged_tensors import VIEW_OF_ROWS as VIEW_OF_ROWS
 from sidefx_train.torch_compat.overrides.jagged_tensors import among_ragged_sizes as among_ragged_sizes

@@ -172,6 +172,8 @@ class TensorRebuilder(ABC):
         except (RuntimeError, ValueError, IndexError) as error:  # autograd forbids reading some multi-output
             # views, and replays others on a base whose metadata was mutated since
             self.world.heap.refuse("SFX107", f"an output cannot be read after the step: {first_line(error)}")
+        if value._is_view() and compat.is_jagged(value._base):
+            return self._of_jagged(value, node)
         chain = self.views.chain(value, node)
         self._left.append((value, node, chain))
         if chain is not None:
@@ -206,6 +208,16 @@ class TensorRebuilder(ABC):
             function = pass_through(type(value.grad_fn).__name__, whole_view) if custom else None
             return expression if function is None else f"{self.writer.constant(function)}({expression})"
         return self._with_autograd(value, self.output(node))
+
+    def _of_jagged(self, value: torch.Tensor, node: fx.Node) -> str:
+        """Returns code for a view of the values of a jagged tensor: made from that tensor again, as eager made it."""
+        chain = self.views.of_jagged(value, node)
+        assert chain is not None, "its base is a jagged tensor"
+        base = chain.base
+        parts = [self.expression(base), self.writer.constant(chain.ops, "views"), self.writer.constant(chain.grad)]
+        if chain.numbers:
+            parts.append("(" + "".join(f"{self.output(number)}, " for number in chain.numbers) + ")")
+        return f"{self.writer.constant(replay)}({', '.join(parts)})"
 
     def _custom_view(self, value: torch.Tensor, node: fx.Node, chain: ViewChain) -> str:
         """Returns code for a view of an outside tensor by a custom autograd function, whose backward is in the

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
 from torch import fx
@@ -137,6 +137,39 @@ class Views:
             regenerates_grad_fn=regenerates_grad_fn,
         )
         return self._held(chain, value, custom)
+
+    def of_jagged(self, value: torch.Tensor, node: fx.Node) -> ViewChain | None:
+        """Returns the chain of operations from a jagged tensor to a view of its values; ``None`` if its base is none.
+
+        Raises:
+            Unsupported: the view cannot be replayed.
+        """
+        base = value._base if value._is_view() and not value.is_inference() else None
+        if base is None or not compat.is_jagged(base):
+            return None
+        up, tracer = way_up(node), self.world.tracer
+        inner = first_of(tracer.node_of(base._values)) if tracer.has_node(base._values) else None
+        place = next((i for i, each in enumerate(up) if each is inner), None)
+        taken = None if place is None else up[place - 1]
+        if (
+            not place
+            or taken.target is not torch.ops.aten.detach.default
+            or not value.requires_grad <= base.requires_grad
+        ):  # type: ignore[union-attr]
+            self._refuse_view_of_jagged()
+        below = up[: place - 1]  # type: ignore[operator]
+        if any(NO_GRAD in each.meta or changes_layout(each) or CALLED in each.meta for each in up[:place]):
+            self._refuse_view_of_jagged()
+        numbers: list[fx.Node] = []
+        ops = [ViewOp(compat.VALUES_OF_JAGGED, (BASE,), {})]
+        for each in reversed(below):
+            if each.target is not operator.getitem:
+                item = next((n.args[1] for n in below if n.target is operator.getitem and n.args[0] is each), None)
+                ops.append(_view_op(each, item, numbers))
+        return ViewChain(base, tuple(ops), tuple(numbers), value.grad_fn is not None)
+
+    def _refuse_view_of_jagged(self) -> NoReturn:
+        self.world.heap.refuse("SFX107", "an output is a view of a nested tensor that cannot be replayed")
 
     def _regenerated(
         self, value: torch.Tensor, node: fx.Node, base: torch.Tensor, below: list[fx.Node]

@@ -32,6 +32,7 @@ IDENTITY_KEYED = WeakTensorKeyDictionary
 VIEW_DUMMY = _nested._nt_view_dummy
 """Returns the nested tensor that torch's view operators get only to be dispatched by."""
 THUNKIFY = maybe_enable_thunkify
+VALUES_OF_JAGGED = torch._nested_get_values  # type: ignore[attr-defined]
 JAGGED_DISPATCH = JAGGED.__torch_dispatch__
 aten = torch.ops.aten
 _LAYOUT = frozenset(

@@ -62,7 +62,7 @@ def jagged_shadow(heap: ShadowTableAPI, real: Any, source: Source, static: bool)
         heap.refuse("SFX109", f"{source.label} is a nested tensor created in inference mode")
     if not real.is_leaf and real.retains_grad:
         heap.refuse("SFX109", f"{source.label} is a nested tensor that retains its gradient")
-    passes = not real.is_leaf or (real.requires_grad and heap.specialization.passes_ragged_gradients)
+    passes = not real.is_leaf or (real.requires_grad and _passes(heap, real))
     static = static and not passes
     place = heap.sources.const(real, source.label) if static else source
     if static:
@@ -86,6 +86,12 @@ def jagged_shadow(heap: ShadowTableAPI, real: Any, source: Source, static: bool)
         carry_accumulation_hooks(heap, real, shadow, record)
         record.hooks = compat.hook_numbers(shadow)
     return shadow
+
+
+def _passes(heap: ShadowTableAPI, real: Any) -> bool:
+    """Returns True for a leaf whose gradient leaves the step, or that is none: a view made with autograd off."""
+    with compat.real_world():
+        return heap.specialization.passes_ragged_gradients or compat.accumulator_of(real) is None
 
 
 def _layout(heap: ShadowTableAPI, real: Any, place: Source, source: Source) -> dict[str, Any]:

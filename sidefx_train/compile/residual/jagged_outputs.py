@@ -12,7 +12,10 @@ from sidefx_train.compile.graph.freed_history import is_freed
 from sidefx_train.compile.residual.autograd_nodes import freed_result
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.residual.reconstruct import Rebuilder
+    from collections.abc import Callable, Container
+
+    from sidefx_train.compile.capture.guards.source_writer import Writer
+    from sidefx_train.compile.capture.world.trace_world import TraceWorld
 
 
 @dataclass
@@ -35,11 +38,25 @@ class JaggedOutputs:
 
     Autograd outside of the step sees the values: they are a differentiable result of the graph, and the jagged tensor
     passes its gradient on to them.
+
+    Args:
+        world: the world of the capture.
+        writer: expressions of constants.
+        expression: returns code for another value.
+        made: returns the ids of all values that have an expression.
     """
 
-    def __init__(self, rebuilder: Rebuilder) -> None:
-        self._rebuilder = rebuilder
-        self._world = rebuilder.world
+    def __init__(
+        self,
+        world: TraceWorld,
+        writer: Writer,
+        expression: Callable[[Any], str],
+        made: Callable[[], Container[int]],
+    ) -> None:
+        self._world = world
+        self._writer = writer
+        self._expression = expression
+        self._ids_made = made
         self._bases: dict[int, Any] = {}
 
     def made(self, value: Any) -> str:
@@ -60,13 +77,13 @@ class JaggedOutputs:
         arguments = (*self._layout(value._values, value), str(history is None and bool(value.requires_grad)))
         if history is None:
             return self._call(compat.make_jagged, *arguments)
-        maker = self._rebuilder.writer.constant(compat.make_jagged)
+        maker = self._writer.constant(compat.make_jagged)
         return self._call(freed_result, repr(type(history).__name__), maker, *arguments)
 
     def ragged_size(self, number: torch.SymInt) -> str:
         """Returns code for the size of a ragged dimension, or a multiple of one."""
         key, coefficient = compat.parts_of_ragged_size(number)
-        owner = self._rebuilder.expression(self._world.heap.ragged[key])
+        owner = self._expression(self._world.heap.ragged[key])
         return self._call(compat.RAGGED_SIZE_OF, owner, f"coeff={coefficient}")
 
     def check(self, value: torch.Tensor) -> None:
@@ -76,7 +93,7 @@ class JaggedOutputs:
 
     def _check_base(self, value: Any) -> None:
         base = value._base
-        if self._world.heap.record_of(base) is not None or id(base) in self._rebuilder.made():
+        if self._world.heap.record_of(base) is not None or id(base) in self._ids_made():
             self._world.heap.refuse("SFX107", "a view of a nested tensor leaves the step, and so does that tensor")
         self.check(base)
         self._bases[id(base)] = base
@@ -95,7 +112,7 @@ class JaggedOutputs:
 
     def _layout(self, values: torch.Tensor, value: Any) -> tuple[str, ...]:
         """Returns code for the arguments that describe a jagged tensor, its values first."""
-        write = self._rebuilder.expression
+        write = self._expression
         cached = self._left(value).cache
         cache = ", ".join(f"{name!r}: {write(tensor)}" for name, tensor in cached.items() if tensor is not None)
         parts = (values, value._offsets, value._lengths)
@@ -103,4 +120,4 @@ class JaggedOutputs:
 
     def _call(self, fn: Any, *arguments: Any) -> str:
         flat = [part for each in arguments for part in ([each] if isinstance(each, str) else each)]
-        return f"{self._rebuilder.writer.constant(fn)}({', '.join(flat)})"
+        return f"{self._writer.constant(fn)}({', '.join(flat)})"

@@ -88,7 +88,7 @@ class Rebuilder(ConstructionOrder, TensorRebuilder):
         self._made: dict[int, str] = {}
         self._keep: list[Any] = []
         self._constructed: list[Any] = []
-        self._jagged = JaggedOutputs(self)
+        self._jagged = JaggedOutputs(world, writer, self.expression, self.made)
 
     def expression(self, value: Any) -> str:
         """Returns code for a value of the trace."""

@@ -212,9 +212,11 @@ class TensorRebuilder(ABC):
     def _of_jagged(self, value: torch.Tensor, node: fx.Node) -> str:
         """Returns code for a view of the values of a jagged tensor: made from that tensor again, as eager made it."""
         chain = self.views.of_jagged(value, node)
-        assert chain is not None, "its base is a jagged tensor"
-        base = chain.base
-        parts = [self.expression(base), self.writer.constant(chain.ops, "views"), self.writer.constant(chain.grad)]
+        parts = [
+            self.expression(chain.base),
+            self.writer.constant(chain.ops, "views"),
+            self.writer.constant(chain.grad),
+        ]
         if chain.numbers:
             parts.append("(" + "".join(f"{self.output(number)}, " for number in chain.numbers) + ")")
         return f"{self.writer.constant(replay)}({', '.join(parts)})"

@@ -138,27 +138,23 @@ class Views:
         )
         return self._held(chain, value, custom)
 
-    def of_jagged(self, value: torch.Tensor, node: fx.Node) -> ViewChain | None:
-        """Returns the chain of operations from a jagged tensor to a view of its values; ``None`` if its base is none.
+    def of_jagged(self, value: torch.Tensor, node: fx.Node) -> ViewChain:
+        """Returns the chain of operations from a jagged tensor to a view of its values.
 
         Raises:
             Unsupported: the view cannot be replayed.
         """
-        base = value._base if value._is_view() and not value.is_inference() else None
-        if base is None or not compat.is_jagged(base):
-            return None
-        up, tracer = way_up(node), self.world.tracer
+        base: Any = value._base
+        tracer = self.world.tracer
         inner = first_of(tracer.node_of(base._values)) if tracer.has_node(base._values) else None
-        place = next((i for i, each in enumerate(up) if each is inner), None)
-        taken = None if place is None else up[place - 1]
-        if (
-            not place
-            or taken.target is not torch.ops.aten.detach.default
-            or not value.requires_grad <= base.requires_grad
-        ):  # type: ignore[union-attr]
+        way = way_up(node)
+        place = way.index(inner) if inner in way else 0
+        below = way[:place]
+        taken = below.pop() if below else None  # from the jagged tensor
+        odd = any(NO_GRAD in each.meta or changes_layout(each) or CALLED in each.meta for each in way[:place])
+        if taken is None or taken.target is not torch.ops.aten.detach.default or odd or value.is_inference():
             self._refuse_view_of_jagged()
-        below = up[: place - 1]  # type: ignore[operator]
-        if any(NO_GRAD in each.meta or changes_layout(each) or CALLED in each.meta for each in up[:place]):
+        if value.requires_grad and not base.requires_grad:
             self._refuse_view_of_jagged()
         numbers: list[fx.Node] = []
         ops = [ViewOp(compat.VALUES_OF_JAGGED, (BASE,), {})]

@@ -105,7 +105,7 @@ def make_jagged(
     lengths: torch.Tensor | None,
     ragged: int,
     cache: dict[str, Any],
-    requires_grad: bool,
+    requires_grad: bool = False,
 ) -> Any:
     """Returns a jagged tensor, without the notes for torch's own compiler.
 
@@ -128,12 +128,12 @@ class _Values(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, jagged: Any) -> torch.Tensor:
-        ctx.layout = jagged._offsets, jagged._lengths, jagged._ragged_idx
+        ctx.layout = jagged._offsets, jagged._lengths, jagged._ragged_idx, dict(jagged._metadata_cache)
         return alias_hidden_from_autograd(jagged._values)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        return make_jagged(grads[0], *ctx.layout, {}, False)
+        return make_jagged(grads[0], *ctx.layout)
 
 
 def inner_values(jagged: Any) -> torch.Tensor:
@@ -149,7 +149,7 @@ def _with_layout(name: str) -> Callable[..., Any]:
     class Jagged(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, values: torch.Tensor, *layout: Any) -> Any:
-            return make_jagged(alias_hidden_from_autograd(values), *layout, False)
+            return make_jagged(alias_hidden_from_autograd(values), *layout)
 
         @staticmethod
         def backward(ctx: Any, *grads: Any) -> Any:

@@ -110,8 +110,9 @@ def _layout(heap: ShadowTableAPI, real: Any, place: Source, source: Source) -> d
 
 
 def _leaf(real: Any, layout: dict[str, Any]) -> Any:
+    values, offsets, lengths, ragged, cache = layout.values()
     with compat.no_recording():
-        shadow = compat.make_jagged(*layout.values(), real.requires_grad)
+        shadow = compat.make_jagged(values, offsets, lengths, ragged, cache, real.requires_grad)
     compat.copy_gradient_dtype(real, shadow)
     return shadow
 

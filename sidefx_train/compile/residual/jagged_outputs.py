@@ -68,7 +68,9 @@ class JaggedOutputs:
         live = history is not None and not is_freed(self._world.freed, history)
         direct = value._is_view() and value._base is value._values
         if direct and (history is None or live):
-            return self._call(compat.view_as_jagged, self._layout(value._values, value), str(live))
+            made = self._call(compat.view_as_jagged, self._layout(value._values, value), str(live))
+            leaf = value.requires_grad and not value._base.requires_grad
+            return f"{made}.requires_grad_()" if leaf else made
         if value._is_view():
             self._check_base(value)
         if live:

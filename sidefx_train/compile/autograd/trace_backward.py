@@ -194,7 +194,7 @@ class _BackwardRecording:
             ):
                 asked = [root.edge if isinstance(root, Hidden) else root for root in roots]
                 found = torch.autograd.grad(asked, edges, given, retain_graph=True, allow_unused=True) if edges else ()
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:  # the Python of nested tensors raises both
             first = str(error).splitlines()[0]
             world.heap.refuse("SFX107", f"the backward of an output could not be traced: {first}")
         end = tracer.last_node()

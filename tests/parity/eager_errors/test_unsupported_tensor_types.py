@@ -21,14 +21,14 @@ KINDS = {
     "sparse_coo": lambda: torch.eye(3).to_sparse(),
     "sparse_csr": lambda: torch.eye(3).to_sparse_csr(),
     "qint8": lambda: torch.quantize_per_tensor(torch.eye(3), 0.1, 0, torch.qint8),
-    "jagged": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
     "Tagged": lambda: torch.eye(3).as_subclass(Tagged).requires_grad_(),
 }
 NAMED = {
     "sparse_coo": "sparse_coo",
     "sparse_csr": "sparse_csr",
     "qint8": "quantized",
-    "jagged": "Nested",
+    "nested": "nested",
     "Tagged": "Tagged",
 }
 

@@ -221,9 +221,8 @@ def describe(
         given: number of values that will be pushed additionally.
 
     Returns:
-        The layout; a function for the live variables before another instruction, if given which are bound, or else if
-        that follows; ``[cells, values]``; the exception
-        handled outside.
+        The layout; a function for the live variables before another instruction, of those that it is told are bound, by
+        default those that are bound when that instruction follows; ``[cells, values]``; the exception handled outside.
 
     Raises:
         Unsupported: the frame cannot be entered there.

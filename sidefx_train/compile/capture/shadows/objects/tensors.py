@@ -48,6 +48,8 @@ def tensor_shadow(heap: ShadowTableAPI, real: torch.Tensor, source: Source) -> A
         heap.refuse("SFX109", f"{source.label} is a tensor of zeros without storage")
     if real.is_quantized:
         heap.refuse("SFX109", f"{source.label} is quantized ({real.dtype})")
+    if real.is_nested:
+        heap.refuse("SFX109", f"{source.label} is a nested tensor of strided layout")
     if real.layout is not torch.strided:
         heap.refuse("SFX109", f"{source.label} has layout {real.layout}")
     try:

@@ -293,6 +293,7 @@ class CaptureRun:
             return replace(self.spec, passes_ragged_gradients=True)
         if residual.metadata.tangents:
             _refuse_differentiated_wrappers(world)
+            _refuse_written_jagged(world)
         if residual.metadata.tangents and world.heap.shown.any:
             world.heap.refuse("SFX107", "the backward runs outside of a step that uses tensor subclasses")
         if residual.metadata.tangents and world.functions.around:
@@ -389,6 +390,19 @@ def _ragged_leaves(world: TraceWorld) -> bool:
     """Returns True if jagged tensors from outside are leaves that require gradients."""
     records = [each for each in world.heap.by_real.values() if isinstance(each, LeafRecord)]
     return any(each.requires_grad and compat.is_jagged(each.real) for each in records)
+
+
+def _refuse_written_jagged(world: TraceWorld) -> None:
+    """Refuses in-place changes of jagged tensors from outside in a forward whose backward runs outside.
+
+    Such a tensor may share its version counter with its values, which are counted as written after the forward has
+    saved them.
+    """
+    for record in world.heap.by_real.values():
+        written = isinstance(record, LeafRecord) and compat.is_jagged(record.real) and not record.shadow.is_inference()
+        if written and record.shadow._version != record.version:
+            reason = f"changes {record.source.label}, a nested tensor, in place, and the backward runs outside"
+            world.heap.refuse("SFX109", reason)
 
 
 def _refuse_differentiated_wrappers(world: TraceWorld) -> None:

@@ -355,6 +355,42 @@ def test_refused(step):
         compiled(step)(nested())
 
 
+def test_an_input_written_before_a_backward_outside():
+    """Its values may share its version counter, and are counted as written after the forward has saved them."""
+    layer = nn.Linear(5, 5)
+
+    def step(x):
+        x.mul_(1.5)
+        return layer(x).values().square().sum()
+
+    with pytest.raises(GraphBreakError, match="in place, and the backward runs outside"):
+        compiled(step)(nested())
+    run, found = compiled(step, fullgraph=False), []
+    for each in (step, run):
+        x = nested()
+        each(x).backward()
+        found.append((x, layer.weight.grad))
+        layer.zero_grad()
+    same(*found)
+
+
+def test_a_view_that_crosses_a_break():
+    layer = nn.Linear(5, 5)
+
+    def step(x):
+        values = layer(x).values()
+        assert "Parameter" in str(layer.weight)
+        values.square().sum().backward()
+
+    run, found = compiled(step, fullgraph=False), []
+    for each in (step, run):
+        each(nested())
+        found.append(layer.weight.grad)
+        layer.zero_grad()
+    same(*found)
+    assert all(record.code != "SFX204" for record in run.report().breaks), str(run.report())
+
+
 def test_inference_tensor():
     with torch.inference_mode():
         x = nested()

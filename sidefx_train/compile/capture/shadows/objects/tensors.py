@@ -57,6 +57,8 @@ def tensor_shadow(heap: ShadowTableAPI, real: torch.Tensor, source: Source) -> A
             real.grad_fn  # noqa: B018
     except RuntimeError as error:  # autograd forbids reading some multi-output views
         heap.refuse("SFX109", f"{source.label} has no fake tensor: {error}")
+    if compat.is_jagged(real._base):
+        heap.refuse("SFX109", f"{source.label} is a view of a nested tensor")
     if real._base is not None and compat.storage_address(real._base) != compat.storage_address(real):
         heap.refuse("SFX109", f"{source.label} is a view whose storage was replaced (.data)")
     address = compat.storage_address(real)

@@ -399,8 +399,9 @@ def _refuse_written_jagged(world: TraceWorld) -> None:
     saved them.
     """
     for record in world.heap.by_real.values():
-        written = isinstance(record, LeafRecord) and compat.is_jagged(record.real) and not record.shadow.is_inference()
-        if written and record.shadow._version != record.version:
+        if not isinstance(record, LeafRecord) or not compat.is_jagged(record.real) or record.shadow.is_inference():
+            continue
+        if record.shadow._version != record.version:
             reason = f"changes {record.source.label}, a nested tensor, in place, and the backward runs outside"
             world.heap.refuse("SFX109", reason)
 

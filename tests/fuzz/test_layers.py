@@ -9,7 +9,7 @@ import pytest
 from tests.fuzz.compare import Differs
 from tests.fuzz.layers import check
 
-FIXED = 2
+FIXED = 1
 """Number of chains of each fixed sample, compiled as one step."""
 
 MANY = int(os.environ.get("FUZZ_N", "5000"))

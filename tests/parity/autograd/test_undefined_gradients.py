@@ -94,7 +94,7 @@ def heads_and_trunk(x, trunk, first, second):
 )
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("step", [heads, heads_and_trunk])
-@pytest.mark.covering(1)
+@pytest.mark.every(12)
 def test_hooks_of_what_no_gradient_comes_to_are_not_called(step, backend, asked):
     """Two heads, one of which is differentiated: hooks of tensors used only by the other head do not run."""
 

@@ -115,6 +115,7 @@ def test_mask_assignment():
     parity(lambda: plain(mask_assignment), steps=4)
 
 
+@pytest.mark.slow
 def test_mask_inductor():
     def step(x, y):
         return mask_assignment(x, y), x[x > 0].sum()

@@ -270,6 +270,7 @@ def test_a_step_is_that_of_eager(chosen, how, settings):
     assert choice.chosen == "native" and ("of 7 keys" in choice.what) is (how == "cross")
 
 
+@pytest.mark.slow
 def test_layers_share_parts(chosen):
     want, have, run = both(lambda: nn.Sequential(*(Mixer("packed") for _ in range(6))))
     for a, b in zip(want, have, strict=True):

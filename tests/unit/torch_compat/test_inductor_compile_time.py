@@ -205,6 +205,7 @@ class Transposes(nn.Module):
         return self.head(torch.tanh(y))
 
 
+@pytest.mark.slow
 def test_what_is_read_off_leaves_the_code_as_it_was(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sources: list[list[str]] = []
     build = build_library.build_library

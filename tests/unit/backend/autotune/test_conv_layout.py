@@ -74,7 +74,7 @@ def trained(net: str, compiled: bool, narrow: bool = False, **options: Any) -> t
         pytest.param("sequences", True, marks=pytest.mark.slow),  # in full precision above; images prove autocast
     ],
 )
-@pytest.mark.every(4)
+@pytest.mark.every(10)
 def test_right_in_both_layouts(monkeypatch: pytest.MonkeyPatch, way: str, net: str, narrow: bool) -> None:
     choose(monkeypatch, way)
     wanted, _ = trained(net, False, narrow)

@@ -77,7 +77,7 @@ test-torch:
 gpu:
 	$(BIN)/python -m pytest tests/gpu $(ARGS)
 
-# What takes minutes and proves little more than its like in `make test`.
+# What takes long, or proves little more than its like in `make test`: the rest of its grids among it.
 slow: $(VENV)/.stamp-test
 	SIDEFX_CHECK_GRAPHS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m slow --ignore tests/fuzz $(ARGS)
 

@@ -51,7 +51,7 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True)
 def graphs_are_checked(request):
-    """A check costs as much as a fifth of a capture."""
+    """A check takes about a seventh of the time of a capture."""
     name = request.node.nodeid
     chosen = name.startswith(("tests/regression/", "tests/fuzz/")) or zlib.crc32(name.encode()) % 3 == 0
     os.environ["SIDEFX_CHECK_GRAPHS"] = CHECK_GRAPHS or str(int(chosen))

@@ -327,7 +327,7 @@ def _answers(ask: Callable[[], Any]) -> bool:
 
 def answers_changed_by_captures() -> dict[Any, Any]:
     """Returns getters whose result a capture changes, with their results before it."""
-    return {torch._C._is_multithreading_enabled: torch._C._is_multithreading_enabled()}
+    return {MULTITHREADING: MULTITHREADING()}
 
 
 GRAD_LAYOUT = getattr(torch._C, "_is_grad_layout_enforcement_enabled", None)

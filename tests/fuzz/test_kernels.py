@@ -18,7 +18,7 @@ from tests.fuzz.shrink import shrink
 from tests.support.disk_cache import new_cache
 
 FIXED = (pytest.param(1010, marks=pytest.mark.slow), 3009)
-"""Fewer random draws than eager; a tensor saved for the backward in another layout than it expects."""
+"""Index-add to a tensor that is also read; a tensor saved for the backward in another layout than it expects."""
 
 MANY = int(os.environ.get("FUZZ_N", "5000")) // 50
 SEED = int(os.environ.get("FUZZ_SEED", "0"))

@@ -204,7 +204,7 @@ def prints_to_the_standard_error(x):
 
 
 def progresses(x):
-    bar = tqdm(total=2, ascii=True, bar_format="{n}", file=sys.stderr)
+    bar = tqdm(total=2, ascii=True, bar_format="{n}", file=sys.stderr, mininterval=0)
     STATE.value += 1
     bar.update(1)
     STATE.value += 1

@@ -140,7 +140,12 @@ def _run(
         for shadow in [record.shadow for record in world.heap.by_shadow.values() if id(record.shadow) in leaves]:
             world.heap.read_grad(shadow)
     retained = keep[0] if keep[0] is not None else keep[1]
-    result = world.guarded(fn, args, kwargs)
+    mode = world.tracer.proxy_mode
+    mode.transformed, before = compat.inside_transform(), mode.transformed
+    try:
+        result = world.guarded(fn, args, kwargs)
+    finally:
+        mode.transformed = before
     if not retained:
         world.freed |= nodes
     return result

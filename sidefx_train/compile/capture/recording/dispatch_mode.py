@@ -18,7 +18,11 @@ from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.recording import warning_watch
 from sidefx_train.compile.capture.recording.constant_folding import constant_value
 from sidefx_train.compile.capture.recording.constant_masks import select, selected_count
-from sidefx_train.compile.capture.recording.eager_parity.derivatives import fill_picked, multiplies_picked
+from sidefx_train.compile.capture.recording.eager_parity.derivatives import (
+    ProdDerivative,
+    fill_picked,
+    multiplies_picked,
+)
 from sidefx_train.compile.capture.recording.eager_parity.foreach import count_lists, one_after_another
 from sidefx_train.compile.capture.recording.eager_parity.kernel_errors import check_kernel
 from sidefx_train.compile.capture.recording.eager_parity.kernel_settings import check_settings
@@ -76,6 +80,7 @@ class RepeatingMode(compat.RecordingMode):
         observer: called with each operation and its arguments, if set.
         probes: stand for changing numbers whose values C++ code reads.
         differentiated: name of a tensor subclass whose operators autograd has recorded; empty if there is none.
+        transformed: a backward runs inside a transform of ``torch.func``.
         depth: how many operators are being recorded, one inside another.
         cursors: next draw to repeat, by device type; absent while new numbers are drawn.
     """
@@ -86,8 +91,10 @@ class RepeatingMode(compat.RecordingMode):
         self.cursors: dict[str, int] = {}
         self.grad_switched = False
         self.probes = Probes(tracer)
+        self._products = ProdDerivative()
         self.observer: Any = None
         self.differentiated = ""
+        self.transformed = False
         self.depth = 0
         self._wrapper_depth = 0
         self._settings = compat.KernelSettings()
@@ -201,9 +208,12 @@ class RepeatingMode(compat.RecordingMode):
 
     def _as_own_operator(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Records other operators for some calls: this library's, or those whose results have known sizes."""
-        if multiplies_picked(func, args):
+        if not self.transformed and multiplies_picked(func, args):
             with self:
                 return fill_picked(*args)
+        if not self.transformed and self._products.ends(func, args):
+            with self:
+                return self._products.gradient(*args)
         count = selected_count(self.graph_tracer, func, args)
         if count is not None:
             with self:

@@ -9,6 +9,7 @@ collectives; the deferred call gets its result.
 
 from __future__ import annotations
 
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -41,7 +42,8 @@ def defer_logging_of(pl: Lightning) -> None:
     connector = pl.module("trainer.connectors.logger_connector.logger_connector")._LoggerConnector
     results = pl.module("trainer.connectors.logger_connector.result")
     log = pl.lightning_module.log  # type: ignore[attr-defined]
-    registry.intercept(log)(_Log(log, results, pl.module("strategies.ddp")))
+    reduction = sys.modules[pl.module("strategies.ddp")._sync_ddp_if_available.__module__]
+    registry.intercept(log)(_Log(log, results, reduction))
     getters = [vars(connector)[name].fget for name in _READS_METRICS]
     registry.intercept(*getters, pl.module("trainer").Trainer._results.fget, results._ResultCollection.metrics)(_read)
 
@@ -58,11 +60,11 @@ class _Log:
     Args:
         log: Lightning's function.
         results: Lightning's module of result tables.
-        strategy: Lightning's module of the strategy that reduces logged values between processes.
+        reduction: module of Lightning Fabric by which every strategy reduces logged values between processes.
     """
 
-    def __init__(self, log: Any, results: Any, strategy: ModuleType) -> None:
-        self._log, self._results, self._strategy = log, results, strategy
+    def __init__(self, log: Any, results: Any, reduction: ModuleType) -> None:
+        self._log, self._results, self._reduction = log, results, reduction
         self._probes: weakref.WeakKeyDictionary[Any, dict[int, _Probe]] = weakref.WeakKeyDictionary()
 
     def __call__(self, world: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -74,15 +76,15 @@ class _Log:
             values = [_detached(value) for value in values]
             kwargs = {key: _detached(value) for key, value in kwargs.items()}
         reductions = _Reductions()
-        with _reducing_by(self._strategy, reductions):
+        with _reducing_by(self._reduction, reductions):
             wrong = self._complaint(world, module, hook, values, kwargs)
         if wrong:
             world.heap.refuse(
                 "SFX106", f"self.log raises, and its error must not be deferred until after the graph: {wrong}"
             )
-        call: list[Any] = [self._log, module, hook, tuple(values), kwargs, torch.get_default_dtype()]
+        call: list[Any] = [self._log, module, hook, tuple(values), kwargs]
         if reductions.asked:
-            call += [self._strategy, self._reduce(world, reductions, values, kwargs)]
+            call += [self._reduction, self._reduce(world, reductions, values, kwargs)]
         world.defer(deferred_log, tuple(call), {})
 
     def _reduce(self, world: Any, reductions: _Reductions, values: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -91,7 +93,7 @@ class _Log:
         if len(reductions.asked) > 1 or not isinstance(value, (torch.Tensor, bool, int, float, *compat.SYMBOLS)):
             world.heap.refuse(_COMMUNICATES, f"calls self.log(sync_dist=True) with a {type(value).__name__}")
         (dtype, op), group = reductions.asked[0], kwargs.get("sync_dist_group")
-        reduce = self._strategy._sync_ddp_if_available
+        reduce = self._reduction._sync_ddp_if_available
         with torch.no_grad():
             return world.interp.call(_reduced, (reduce, value, dtype, group, op), {})
 
@@ -226,14 +228,14 @@ class _Reductions:
 
 
 @contextmanager
-def _reducing_by(strategy: ModuleType, reduce: Callable[..., torch.Tensor]) -> Iterator[None]:
+def _reducing_by(reduction: ModuleType, reduce: Callable[..., torch.Tensor]) -> Iterator[None]:
     """Context in which another function reduces logged values between processes."""
-    before = strategy._sync_ddp_if_available
-    strategy._sync_ddp_if_available = reduce  # type: ignore[attr-defined]
+    before = reduction._sync_ddp
+    reduction._sync_ddp = reduce  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        strategy._sync_ddp_if_available = before  # type: ignore[attr-defined]
+        reduction._sync_ddp = before  # type: ignore[attr-defined]
 
 
 def _reduced(reduce: Callable[..., torch.Tensor], value: Any, dtype: torch.dtype, group: Any, op: Any) -> torch.Tensor:
@@ -248,8 +250,7 @@ def deferred_log(
     hook: str | None,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    dtype: torch.dtype | None = None,
-    strategy: ModuleType | None = None,
+    reduction: ModuleType | None = None,
     reduced: torch.Tensor | None = None,
 ) -> None:
     """Calls ``log(module, *args, **kwargs)`` after the graph has run, as if from inside ``hook``.
@@ -260,18 +261,13 @@ def deferred_log(
         hook: name of the hook that logged.
         args: positional arguments of the call.
         kwargs: keyword arguments of the call.
-        dtype: default dtype at the time of the call; Lightning stores logged Python numbers in it.
-        strategy: Lightning's module whose function reduces the value between processes, if the graph has done that.
+        reduction: the module whose function reduces the value between processes, if the graph has done that.
         reduced: the value reduced between processes.
     """
-    previous, default = module._current_fx_name, torch.get_default_dtype()
+    previous = module._current_fx_name
     module._current_fx_name = hook
-    if dtype is not None and dtype is not default:
-        torch.set_default_dtype(dtype)
     try:
-        with nullcontext() if strategy is None else _reducing_by(strategy, lambda own, *_, **__: own.copy_(reduced)):
+        with nullcontext() if reduction is None else _reducing_by(reduction, lambda own, *_, **__: own.copy_(reduced)):
             log(module, *args, **kwargs)
     finally:
         module._current_fx_name = previous
-        if torch.get_default_dtype() is not default:
-            torch.set_default_dtype(default)

@@ -162,6 +162,7 @@ class SideFXCompile(pl_package.Callback):
 
     # ------------------------------------------------------------------ plumbing
     def _compile(self, step: Callable[..., Any], module: Any, at_once: bool) -> Callable[..., Any]:
+        """Compiles a step; ``at_once`` where all processes must change over to the captured step at one call."""
         step.__qualname__ = step.__name__ = _name(module)
         compiled = compile_step(step, **{**self._options, "warmup": "now"} if at_once else self._options)
         report = compiled.report()
@@ -304,8 +305,8 @@ class _Training:
 
     def _captured(self, kind: str, make: Callable[..., Callable[..., Any]]) -> Callable[..., Any]:
         step = make(self._pl, self._trainer, self._module, self._batch)
-        several = self._trainer.strategy.model is not self._module  # all change over to the captured step at one call
-        self._steps[kind] = self._callback._compile(step, self._module, at_once=several)
+        alone = type(self._trainer.strategy) is self._pl.module("strategies").SingleDeviceStrategy
+        self._steps[kind] = self._callback._compile(step, self._module, at_once=not alone)
         return self._steps[kind]
 
 

@@ -99,6 +99,9 @@ def _of_strategy(pl: Lightning, trainer: Any, module: Any) -> str | None:
         if strategy._model_averager is not None:
             return "DDPStrategy averages the models of all processes"
         model = model.module if type(model) is DistributedDataParallel else model
+    elif type(strategy) is strategies.ModelParallelStrategy:
+        if strategy.root_device.type != "cpu":
+            return f"{trainer.world_size} processes with GPUs: parameters are sharded by ModelParallelStrategy"
     elif type(strategy) is not strategies.SingleDeviceStrategy:
         return f"strategy {type(strategy).__name__} has its own training step"
     return None if model is module else f"the model is wrapped in {type(strategy.model).__name__}"

@@ -150,6 +150,17 @@ def _enter_devices(now: tuple[Any, ...], wanted: tuple[Any, ...]) -> None:
             device.__enter__()
 
 
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Context with another default dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 class KernelSettings:
     """The settings that kernels read when they run, as they were when this was created."""
 

@@ -299,9 +299,9 @@ def test_optimizer_of_the_user(tmp_path):
     parity(Own, tmp_path, rows=EVEN, captured=False)
 
 
-@pytest.mark.parametrize("precision", ["bf16-mixed", "64-true", "bf16-true"])
+@pytest.mark.parametrize("precision", ["bf16-mixed", "64-true", "bf16-true", "16-true"])
 def test_precision(tmp_path, precision):
-    parity(Classifier, tmp_path, rows=EVEN, precision=precision, captured=precision == "bf16-mixed")
+    parity(Classifier, tmp_path, rows=EVEN, precision=precision)
 
 
 class Overflowing(Classifier):

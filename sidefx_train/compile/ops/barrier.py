@@ -12,10 +12,14 @@ from sidefx_train.compile.ops.registration import define_operator
 
 def _wait(group: str) -> torch.Tensor:
     dist.barrier(compat.group_of_name(group))
-    return torch.empty(0)
+    return _nothing(group)
 
 
-define_operator("barrier(str group) -> Tensor", _wait, lambda group: torch.empty(0), key="CompositeExplicitAutograd")
+def _nothing(group: str) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.float32)  # whatever the default dtype is
+
+
+define_operator("barrier(str group) -> Tensor", _wait, _nothing, key="CompositeExplicitAutograd")
 
 BARRIER = has_side_effect(torch.ops.sidefx.barrier.default)
 """``barrier(group)`` waits until all processes of the group of that name have called it."""

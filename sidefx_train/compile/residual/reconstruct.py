@@ -175,7 +175,13 @@ class Rebuilder(ConstructionOrder, TensorRebuilder):
             name = self._made[id(call.result)] = self.writer.fresh("r")
             self._keep.append(call.result)
             code = f"{name} = {code}"
-        self.lines.append(f"{code}  # {call.location}")
+        self.lines.append(f"{self._with_dtype(call.dtype)}{code}  # {call.location}")
+
+    def _with_dtype(self, dtype: torch.dtype | None) -> str:
+        """Returns the head of a ``with`` statement for torch's default dtype; empty for ``None``."""
+        if dtype is None:
+            return ""
+        return f"with {self.writer.constant(compat.default_dtype)}({self.writer.constant(dtype)}): "
 
     def _callable(self, fn: Any) -> str:
         record = self.world.heap.record_of(attribute_of(fn, "__self__"))
@@ -284,7 +290,12 @@ class Rebuilder(ConstructionOrder, TensorRebuilder):
                 self.lines.append(f"{expression}.{name} = {self.expression(vars(value)[name])}")
 
     def _deferred(self, value: DeferredValue) -> str:
-        return self.call(value.fn, value.args, value.kwargs)
+        made = self.call(value.fn, value.args, value.kwargs)
+        if value.dtype is None:
+            return made
+        name = self.writer.fresh("r")
+        self.lines.append(f"{self._with_dtype(value.dtype)}{name} = {made}")
+        return name
 
     def _object(self, value: Any) -> str:
         cls = type(value)

@@ -76,9 +76,18 @@ def divides_integers(x):
         return torch.arange(3) / 2, torch.arange(3).sqrt(), torch.ones(2), x * 2
 
 
+def counts_and_makes(x):
+    """As under true half or double precision in Lightning."""
+    with during(torch.set_default_dtype, torch.float64, torch.float32):
+        right = x.flatten(1).argmax(1) == torch.arange(len(x))
+        made = torch.full((2,), 1 / 3), torch.rand(3), torch.arange(0.0, 1, 0.3), torch.scalar_tensor(1 / 3)
+        made += torch.where(right, 1 / 3, 2.0), right * 0.1, right.long() ** 0.5, torch.tensor(0.1), torch.randperm(4)
+        return *made, right.float().mean(), right.sum() / len(x), right.sum() // 2, torch.sigmoid(right)
+
+
 PROGRAMS = [
     convolves, convolves_after_a_property, differentiates, fills, raises_without_a_deterministic_kernel, flushes,
-    divides_integers,
+    divides_integers, counts_and_makes,
 ]  # fmt: skip
 
 
@@ -95,7 +104,10 @@ def test_kernels_run_with_what_the_step_has_set(program):
     step = sidefx_train.compile(program, backend="eager")
     for seed in range(3):
         x = torch.randn(4, 3, 33, 33, generator=torch.Generator().manual_seed(seed))
-        expected, found = outcome(program, x), outcome(step, x)
+        torch.manual_seed(seed)
+        expected = outcome(program, x)
+        torch.manual_seed(seed)
+        found = outcome(step, x)
         assert isinstance(expected, str) == isinstance(found, str)
         if isinstance(expected, str):
             assert found == expected
@@ -103,6 +115,13 @@ def test_kernels_run_with_what_the_step_has_set(program):
         for one, other in zip(expected, found, strict=True):
             assert one.dtype == other.dtype
             torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("program", [divides_integers, counts_and_makes])
+def test_another_default_dtype_stays_in_the_graph(program):
+    step = sidefx_train.compile(program, backend="eager", fullgraph=True)
+    step(torch.randn(4, 3, 2, 2))
+    assert not step.report().breaks and not step.report().fallbacks
 
 
 SETTINGS = {

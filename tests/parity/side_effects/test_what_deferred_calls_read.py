@@ -144,6 +144,12 @@ def outcome(function, kind):
     return shown.getvalue(), found, STATE.value
 
 
+def test_a_print_under_another_default_dtype_stays_in_the_graph():
+    step = sidefx_train.compile(default_dtype, backend="eager", fullgraph=True)
+    assert outcome(step, logging.StreamHandler) == outcome(default_dtype, logging.StreamHandler)
+    assert torch.get_default_dtype() == torch.float32
+
+
 @pytest.mark.parametrize("kind", [logging.StreamHandler, Kept])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 @pytest.mark.every(2)

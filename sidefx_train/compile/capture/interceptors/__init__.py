@@ -17,6 +17,7 @@ from sidefx_train.compile.capture.interceptors import tensor_from_numbers as ten
 from sidefx_train.compile.capture.interceptors import torch_modes as torch_modes
 from sidefx_train.compile.capture.interceptors.nn import interpolation as interpolation
 from sidefx_train.compile.capture.interceptors.nn import jagged_tensors as jagged_tensors
+from sidefx_train.compile.capture.interceptors.nn import module_attributes as module_attributes
 from sidefx_train.compile.capture.interceptors.nn import one_hot as one_hot
 from sidefx_train.compile.capture.interceptors.nn import packed_sequences as packed_sequences
 from sidefx_train.compile.capture.interceptors.nn import recurrent_layers as recurrent_layers

@@ -25,7 +25,7 @@ from sidefx_train.compile.capture.recording.eager_parity.derivatives import (
 )
 from sidefx_train.compile.capture.recording.eager_parity.foreach import count_lists, one_after_another
 from sidefx_train.compile.capture.recording.eager_parity.kernel_errors import check_kernel
-from sidefx_train.compile.capture.recording.eager_parity.kernel_settings import check_settings
+from sidefx_train.compile.capture.recording.eager_parity.kernel_settings import check_settings, reads_dtype, with_dtype
 from sidefx_train.compile.capture.recording.eager_parity.linalg_values_only import mark
 from sidefx_train.compile.capture.recording.eager_parity.memory_overlap import check_overlap
 from sidefx_train.compile.capture.recording.eager_parity.resize import enlarged, resized, set_layout
@@ -186,6 +186,9 @@ class RepeatingMode(compat.RecordingMode):
             self._forget_constants((args, named))
         called, func = func, _SHARING.get(func, func)
         check_settings(self._settings, func, args, named)
+        if reads_dtype(self._settings, func, args, named):
+            with self:
+                return with_dtype(func, args, named)
         check_overlap(func, args, named)
         check_strided(self.graph_tracer, func, args, named)
         answer = self._drawn_before(func, args, named)

@@ -7,6 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from sidefx_train.compile.capture.guards.specialization import Specialization
 from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
 from sidefx_train.compile.capture.recording.tracer import GraphTracer
@@ -60,6 +62,9 @@ class CaptureContext(ABC):
 
     @abstractmethod
     def freeze(self, value: Any) -> Any: ...
+
+    @abstractmethod
+    def changed_dtype(self) -> torch.dtype | None: ...
 
     @abstractmethod
     def as_key(self, key: Any) -> Any: ...

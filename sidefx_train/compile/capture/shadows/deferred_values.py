@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import torch
 from torch import fx
 
 from sidefx_train.compile.capture.interpreter.frame_objects import Place
@@ -18,14 +19,28 @@ class DeferredValue:
 
     The step may store it, return it or pass it to a deferred call. It cannot compute with it during the capture: C code
     that compares, hashes or reads it stops the capture.
+
+    Args:
+        fn: the callable.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        dtype: torch's default dtype during the call, by which tensors are shown; ``None`` if it is that of the step's
+            start.
     """
 
-    __slots__ = ("args", "fn", "kwargs")
+    __slots__ = ("args", "dtype", "fn", "kwargs")
 
-    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         self.fn = fn
         self.args = args
         self.kwargs = kwargs or {}
+        self.dtype = dtype
 
 
 def _stopping(name: str) -> Callable[..., NoReturn]:
@@ -85,6 +100,8 @@ class DeferredCall:
         location: the user's line.
         place: makes the call for functions that inspect the stack.
         result: replaces the returned value in the rest of the step: a :class:`DeferredResult`, or a similar object.
+        dtype: torch's default dtype during the call, by which tensors are shown and made; ``None`` if it is that of the
+            step's start.
     """
 
     fn: Callable[..., Any]
@@ -93,6 +110,7 @@ class DeferredCall:
     location: Location | None
     place: Place | None = None
     result: Any = None
+    dtype: torch.dtype | None = None
 
     def describe(self) -> str:
         name = attribute_of(self.fn, "__qualname__") or attribute_of(self.fn, "__name__", repr(self.fn))

@@ -114,7 +114,7 @@ class Comparison:
         if a.fn != b.fn:
             yield f"{where}: {_kind(a.fn)}, then {_kind(b.fn)}"
         else:
-            yield from self._values((a.args, a.kwargs), (b.args, b.kwargs), f"arguments of {where}")
+            yield from self._values((a.args, a.kwargs, a.dtype), (b.args, b.kwargs, b.dtype), f"arguments of {where}")
 
     def _values(self, a: Any, b: Any, where: str) -> Iterator[str]:
         """Yields the differences of two values, each at its own checkpoint."""

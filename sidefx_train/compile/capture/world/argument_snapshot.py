@@ -106,7 +106,10 @@ def deferred_string(
     """
     kwargs = kwargs or {}
     made = DeferredValue(
-        fn, tuple(map(world.freeze, args)), {name: world.freeze(value) for name, value in kwargs.items()}
+        fn,
+        tuple(map(world.freeze, args)),
+        {name: world.freeze(value) for name, value in kwargs.items()},
+        world.changed_dtype(),
     )
     try:
         with compat.real_world():

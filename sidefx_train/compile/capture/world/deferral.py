@@ -30,21 +30,21 @@ class Deferral:
 
     def defer(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Defers a call until after the graph, with a snapshot of its arguments."""
-        self.check_shown()
         shown = trace_rules.shows_text(fn)
         snapshots = ArgumentSnapshot(self.world, shown)
         caller = self.interp.current_frame
         place = Place(caller) if caller is not None and trace_rules.looks_at_callers(fn) else None
-        call = DeferredCall(fn, snapshots.many(args), snapshots.named(kwargs), self.world.locate(), place)
+        call = DeferredCall(
+            fn, snapshots.many(args), snapshots.named(kwargs), self.world.locate(), place, dtype=self.changed_dtype()
+        )
         self.world.deferred.append(call)
         if args and trace_rules.mutates_object_later(fn):
             self.world.mutated_after_graph[id(args[0])] = trace_rules.describe(fn)
 
-    def check_shown(self) -> None:
-        """Refuses to defer a call while the default dtype is not that of the step's start: tensors of that dtype are
-        shown without it."""
-        if torch.get_default_dtype() != self._dtype:
-            self.world.heap.refuse("SFX111", "prints or logs while the step has a setting of torch changed: the dtype")
+    def changed_dtype(self) -> torch.dtype | None:
+        """Returns the default dtype unless it is that of the step's start."""
+        now = torch.get_default_dtype()
+        return now if now != self._dtype else None
 
     def defer_change(self, fn: Callable[..., Any], args: tuple[Any, ...], what: str) -> None:
         """Defers ``fn(*args)``, which changes its first argument; reading that argument first breaks the graph."""
@@ -59,7 +59,6 @@ class Deferral:
 
     def freeze(self, value: Any) -> Any:
         """Returns a snapshot of a value for a deferred string."""
-        self.check_shown()
         return ArgumentSnapshot(self.world, shown=True).value(value)
 
 

@@ -317,6 +317,9 @@ class TraceWorld(CaptureWorldAPI):
     def freeze(self, value: Any) -> Any:
         return self.deferral.freeze(value)
 
+    def changed_dtype(self) -> torch.dtype | None:
+        return self.deferral.changed_dtype()
+
     def touch(self, value: Any, deep: bool = True, asked: str = "") -> None:
         self.calls.touch(value, deep, asked)
 

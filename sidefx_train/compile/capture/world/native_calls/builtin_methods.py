@@ -57,6 +57,11 @@ def module_getattr(world: CaptureContext, obj: Any, name: str) -> Any:
         return value
     if not _plain_lookup(world, cls, "__getattr__"):
         return ABSENT
+    return module_member(world, obj, name)
+
+
+def module_member(world: CaptureContext, obj: Any, name: str) -> Any:
+    """Returns a parameter, buffer or submodule, as ``nn.Module.__getattr__`` does; :data:`ABSENT` if there is none."""
     for member in _MEMBERS:
         entries = world.instance_attr(obj, member)
         if entries is ABSENT:
@@ -74,7 +79,12 @@ def module_getattr(world: CaptureContext, obj: Any, name: str) -> Any:
 
 def module_setattr(world: CaptureContext, obj: Any, name: str, value: Any) -> bool:
     """Runs the default ``nn.Module.__setattr__`` of a plain attribute; that of members is interpreted."""
-    if not _plain_lookup(world, type(obj), "__setattr__") or world.class_attr(type(obj), name) is not ABSENT:
+    return _plain_lookup(world, type(obj), "__setattr__") and set_plainly(world, obj, name, value)
+
+
+def set_plainly(world: CaptureContext, obj: Any, name: str, value: Any) -> bool:
+    """Runs ``nn.Module.__setattr__`` of a plain attribute, without reading the rest of the object."""
+    if world.class_attr(type(obj), name) is not ABSENT:
         return False
     if safe_isinstance(value, (torch.nn.Parameter, torch.nn.Module)) or isinstance(value, torch.nn.Buffer):
         return False

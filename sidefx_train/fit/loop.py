@@ -41,7 +41,10 @@ from sidefx_train.fit.state import (
     Logged,
     Mean,
     Position,
+    begin_at_epoch,
     checkpoint_to_resume,
+    of_all_processes,
+    own_position,
     progress_bar,
     random_state,
     set_random_state,
@@ -133,6 +136,7 @@ def fit(
     Raises:
         TypeError: for data or an optimizer of a kind not listed here.
         FileNotFoundError: if there is no checkpoint to resume from.
+        ValueError: if another number of processes wrote the checkpoint.
     """
     logged = Logged()
     fabric = lightning.Fabric(
@@ -204,6 +208,8 @@ def _train_epoch(run: _Run, loader: Any, position: Position, left: int | None, b
             set_random_state(position.random, loader)
         position.epoch_random = random_state(loader)
         run.hook("on_train_epoch_start")
+    if resuming:
+        begin_at_epoch(loader, position.epoch)
     batches = iter(loader)
     for _ in range(position.batch):
         next(batches)
@@ -495,7 +501,8 @@ class _Run:
     # ------------------------------------------------------------------ checkpoints
     def save(self, path: Path, position: Position) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        state = {"model": self.wrapped, **self._optimizer_entries(), "position": vars(position).copy()}
+        positions = of_all_processes(vars(position).copy())
+        state = {"model": self.wrapped, **self._optimizer_entries(), "positions": positions}
         state["schedulers"] = [config["scheduler"].state_dict() for config in self.schedulers]
         self.fabric.save(path, state)
 
@@ -503,7 +510,7 @@ class _Run:
         rest = self.fabric.load(path, {"model": self.wrapped, **self._optimizer_entries()}, weights_only=True)
         for config, state in zip(self.schedulers, rest["schedulers"], strict=True):
             config["scheduler"].load_state_dict(state)
-        return Position(**rest["position"])
+        return own_position(rest["positions"], self.fabric, path)
 
     def _optimizer_entries(self) -> dict[str, Any]:
         return {f"optimizer_{index}": wrapped for index, wrapped in enumerate(self.wrapped_optimizers)}

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
+from lightning.fabric import Fabric
 from lightning.fabric.loggers import Logger
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
@@ -93,6 +95,13 @@ def set_random_state(state: dict[str, Any], loader: Any) -> None:
         generator.set_state(saved)
 
 
+def begin_at_epoch(loader: Any, epoch: int) -> None:
+    """Makes the next pass over a loader that of an epoch: Fabric's loader counts its passes, and the sampler of several
+    processes shuffles by that number."""
+    if hasattr(loader, "_num_iter_calls"):
+        loader._num_iter_calls = epoch
+
+
 def checkpoint_to_resume(resume: str | Path | bool, checkpoints: Path | None) -> Path:
     if resume is True:
         if checkpoints is None:
@@ -102,6 +111,30 @@ def checkpoint_to_resume(resume: str | Path | bool, checkpoints: Path | None) ->
     if not path.exists():
         raise FileNotFoundError(f"no checkpoint to resume from at {path}")
     return path
+
+
+def of_all_processes(value: Any) -> list[Any]:
+    """Returns the value of every process, in order of rank."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return [value]
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found
+
+
+def own_position(positions: list[dict[str, Any]], fabric: Fabric, path: Path) -> Position:
+    """Returns where this process was when a checkpoint was written.
+
+    Raises:
+        ValueError: another number of processes wrote it.
+    """
+    if len(positions) != fabric.world_size:
+        raise ValueError(
+            f"{path} was written by {len(positions)} processes, and {fabric.world_size} run now. Processes divide the"
+            " batches and draw their own random numbers, so training would not continue exactly. Resume it with"
+            f" devices={len(positions)}, or load its weights into a new model: torch.load(path)['model']."
+        )
+    return Position(**positions[fabric.global_rank])
 
 
 class Bar:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import lightning
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -54,10 +56,14 @@ def _fitted(make: Callable[[], nn.Module], compile: bool) -> tuple[nn.Module, An
     return model, result
 
 
-def _fits(rank: int) -> None:
+def _in_a_launched_process(rank: int) -> None:
     place = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": WORLD, "LOCAL_WORLD_SIZE": WORLD}
     started = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0, "TORCHELASTIC_RUN_ID": "test"}
     os.environ.update({name: str(value) for name, value in {**place, **started}.items()})
+
+
+def _fits(rank: int) -> None:
+    _in_a_launched_process(rank)
     for make in (_plain_module, Module):
         plain, expected = _fitted(make, False)
         captured, found = _fitted(make, True)
@@ -68,6 +74,35 @@ def _fits(rank: int) -> None:
             assert a.keys() == b.keys() and all(abs(a[name] - b[name]) < 1e-4 for name in a), (a, b)
         report = found.report
         assert (report.calls, report.replays, report.breaks) == (12, 10, []), str(report)
+
+
+def _resumes(rank: int, folder: Path) -> None:
+    """Each process has dropout masks and shuffled batches of its own; a stop after five steps changes nothing."""
+    _in_a_launched_process(rank)
+    options = {"accelerator": "cpu", "strategy": "ddp", "compile": False, "progress": False}
+    data = TensorDataset(torch.randn(72, 4), torch.randn(72, 2))
+
+    def train(steps: int, **more: Any) -> nn.Module:
+        torch.manual_seed(rank)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+        with torch.no_grad():
+            for p in model.parameters():
+                p.fill_(0.1)
+        sidefx_train.fit(model, data, max_steps=steps, devices=WORLD, **options, **more)
+        return model
+
+    whole = train(8)
+    train(5, checkpoint_dir=folder)
+    rest = train(8, checkpoint_dir=folder, resume=True)
+    assert all(map(torch.equal, whole.parameters(), rest.parameters()))
+
+
+def test_random_numbers_of_each_process_continue(tmp_path):
+    in_two_processes(_resumes, tmp_path)
+    data = TensorDataset(torch.randn(72, 4), torch.randn(72, 2))
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+    with pytest.raises(ValueError, match=f"was written by {WORLD} processes, and 1 run now"):
+        sidefx_train.fit(model, data, max_steps=8, checkpoint_dir=tmp_path, resume=True, compile=False, progress=False)
 
 
 def test_fit_with_two_processes_is_captured():

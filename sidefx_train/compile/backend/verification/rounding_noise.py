@@ -39,6 +39,12 @@ _STATISTICS = ("running_mean", "running_var")
 _SHARE = 0.25
 """Fraction of the terms' rounding errors that remains in sums with vector registers."""
 
+_BIASED = 1 / 16
+"""Error of a sum of equal terms, in roundings of the sum for each term: additions in a vector's lane round alike."""
+
+_MOST_BIASED = 4096
+"""Number of terms from which sums are no longer made one after the other."""
+
 _EXACT = frozenset(
     f"aten::{name}"
     for name in (
@@ -79,7 +85,22 @@ class Noisy(fx.Interpreter):
             written = [each for each in _written(target, args, kwargs) if not any(each is other for other in returned)]
             for tensor in (*returned, *written):
                 self._move(tensor, terms)
+            if target is torch.ops.aten.native_batch_norm_backward.default and args[7]:
+                self._shift(result[0], args)
         return result
+
+    def _shift(self, gradient: torch.Tensor | None, args: Any) -> None:
+        """Moves all elements of a channel alike: the backward of batch norm subtracts a mean, which is rounded. What a
+        bias before the norm gets, a sum of zero but for rounding, is ``n`` times that."""
+        given, weight, inverse = args[0], args[2], args[6]
+        if gradient is None or given.dtype in _ROUNDINGS or not _is_float(given) or given.numel() == 0:
+            return
+        eps, count = torch.finfo(given.dtype).eps, given.numel() // given.shape[1]
+        error = eps * _BIASED * min(count, _MOST_BIASED) * _rms(given) * inverse
+        if weight is not None:
+            error = error * weight
+        shape = [1, -1] + [1] * (given.dim() - 2)
+        gradient.add_((error * self._noise.like(error)).reshape(shape).to(gradient.dtype))
 
     def _move(self, tensor: torch.Tensor, terms: _Terms) -> None:
         overlaps = any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

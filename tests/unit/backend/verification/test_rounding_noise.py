@@ -42,3 +42,24 @@ def test_products_are_moved():
     moved = [Noisy(module, seed).run(x.clone()) for seed in range(2)]
     assert not torch.equal(moved[0], moved[1])
     torch.testing.assert_close(moved[0], x * 3.3)
+
+
+def test_a_bias_before_batch_norm_explains_sums_made_one_after_the_other():
+    """Its gradient is zero but for rounding. Equal gradients, as those behind a mean, are all rounded alike."""
+    x = torch.randn(8, 4, 16, 16, generator=torch.Generator().manual_seed(0))
+    grad = torch.full_like(x, 1e-4) * (x > 0)
+    mean, inverse = x.mean((0, 2, 3)), 1 / (x.var((0, 2, 3), correction=0) + 1e-5).sqrt()
+
+    def before_the_norm(x, grad, mean, inverse):
+        made = aten.native_batch_norm_backward.default(
+            grad, x, None, None, None, mean, inverse, True, 1e-5, [True, False, False]
+        )
+        return aten.sum.dim_IntList(made[0], [0, 2, 3])
+
+    terms = grad.transpose(0, 1).reshape(4, -1)
+    serial = terms.reshape(4, 8, -1).cumsum(2)[..., -1].sum(1)
+    error = (serial.double() - terms.double().sum(1)) * inverse
+    module = fx.symbolic_trace(before_the_norm)
+    right = module(x, grad, mean, inverse).double()
+    noise = max(float((Noisy(module, seed).run(x, grad, mean, inverse) - right).norm()) for seed in range(3))
+    assert float(error.norm()) < 8 * noise < 1e-3 * float(terms.sum(1).norm())

@@ -41,12 +41,22 @@ def _apply(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return world.interp.call(compat.bound_apply(world.reentering_classes[cls]), args[1:], kwargs)
 
 
+@registry.intercept(compat.apply_in_transform)
+def _apply_in_transform(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Applies a function in a ``grad`` or ``jvp`` of ``torch.func``, through the class that torch generates for it."""
+    transform, cls, *operands = args
+    generated = world.interp.call(compat.class_in_transform, (transform, cls), {})
+    with compat.single_level_functions():
+        apply = world.interp.getattr(_reentering_class(world, generated), "apply")
+        return world.interp.call(apply, tuple(operands), kwargs)
+
+
 def _reentering_class(world: TraceWorld, cls: type) -> type:
-    """Returns a re-entering subclass of ``cls`` with the same name; methods that ``cls`` itself defines are
+    """Returns a re-entering subclass of ``cls`` with the same name; methods other than those of torch's own class are
     interpreted."""
     methods: dict[str, Any] = {}
     for name in _METHODS:
-        if _definer(cls, name) not in torch.autograd.Function.__mro__:
+        if getattr(cls, name, None) not in (None, getattr(torch.autograd.Function, name, None)):
             method = world.interp.getattr(cls, name)
             methods[name] = staticmethod(_with_signature(world.interp.reentering(method), method))
     return type(cls)(cls.__name__, (cls,), {"__module__": cls.__module__, "__qualname__": cls.__qualname__, **methods})
@@ -57,8 +67,3 @@ def _with_signature(reentering: Any, method: Any) -> Any:
     if reentering is not method and safe_isinstance(method, types.FunctionType):
         reentering.__signature__ = inspect.signature(method)
     return reentering
-
-
-def _definer(cls: type, name: str) -> type:
-    """Returns the class of the MRO that defines ``name``."""
-    return next(base for base in cls.__mro__ if name in vars(base))

@@ -10,6 +10,8 @@ import torch
 from torch._higher_order_ops import map as _map
 from torch._higher_order_ops import utils as _operator_utils
 from torch._higher_order_ops.while_loop import while_loop as while_loop
+from torch.fx.experimental.proxy_tensor import make_fx as make_fx
+from torch.utils._pytree import tree_map_only
 
 DEVICE_OF = torch.ops.prim.device.default
 """The operator by which C++ reads a tensor's device."""
@@ -20,13 +22,69 @@ READS = frozenset({_aten._local_scalar_dense.default, _aten.detach.default, _ate
 
 HigherOrderOperator = torch._ops.HigherOrderOperator
 
+
+def kernel_of(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Returns the Python kernel that eager calls for an operator that calls functions, and its arguments.
+
+    Fake tensors stand for tensors of their device. Returns ``None`` if torch has no kernel.
+    """
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return _transforming_kernel(op, args, kwargs)
+    keys = torch._C._dispatch_tls_local_include_set()
+    for value in torch._ops._to_flat_tuple(args, kwargs):
+        if isinstance(value, torch.Tensor):
+            keys = keys | torch._C._dispatch_keys(value)
+    keys = (keys - torch._C._dispatch_tls_local_exclude_set()) & op.non_fallthrough_keys
+    for key in _OF_FAKES:
+        keys = keys.remove(key)
+    try:
+        found = torch._ops.resolve_key(op, keys.highestPriorityTypeId())
+    except NotImplementedError:
+        return None
+    kernel = op.py_kernels.get(found)
+    return (kernel, args, kwargs) if callable(kernel) else None
+
+
+def _transforming_kernel(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Returns the kernel for the innermost transform of ``torch.func``, with its first argument: the transform."""
+    from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+
+    transform = retrieve_current_functorch_interpreter()
+    kernel = op.functorch_table.get(transform.key())
+    if kernel is None:
+        return None
+    args, kwargs = tree_map_only(torch.Tensor, torch._C._functorch.unwrap_if_dead, (args, kwargs))
+    if hasattr(transform, "lift"):
+        args, kwargs = transform.lift(args, kwargs)
+    return kernel, (transform, *args), kwargs
+
+
+_OF_FAKES = (torch._C.DispatchKey.Python, torch._C.DispatchKey.PythonTLSSnapshot)
+
+
+def is_operator_of_functions(cls: type) -> bool:
+    """Returns True for torch's own classes of operators that call functions."""
+    return issubclass(cls, HigherOrderOperator) and cls.__module__.startswith(("torch.", "functorch."))
+
+
 CALLS_COND = type(torch.ops.higher_order.cond).__call__
 """Python method by which the operator of ``torch.cond`` is called."""
 
 map_function = getattr(_map, "map", _map)
 """``map`` over the slices of tensors; torch names the module and the function alike."""
 
+CALLS_MAP = type(torch.ops.higher_order.map_impl).__call__
+CALLS_SCAN = type(torch.ops.higher_order.scan).__call__
+CALLS_WHILE = type(torch.ops.higher_order.while_loop).__call__
+"""Python methods by which the operators of ``map``, ``scan`` and ``while_loop`` are called."""
+
+differentiates_flex_attention = torch.ops.higher_order.flex_attention.py_kernels[torch._C.DispatchKey.Autograd]
+"""Kernel of ``flex_attention`` that differentiates it."""
+
 run_compiled = _operator_utils._maybe_compile_and_run_fn
+call_compiled = getattr(_operator_utils, "_hop_compile_and_call", run_compiled)
+compiling_operator = _operator_utils.setup_compilation_env
+"""How operators that call functions have torch's own compiler capture these: three forms, newer releases first."""
 
 
 def is_random(target: Any) -> bool:

@@ -6,6 +6,13 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch._functorch import autograd_function as _functions
+
+apply_in_transform = _functions.custom_function_call_grad
+"""Kernel by which ``grad`` and ``jvp`` of ``torch.func`` apply an autograd function."""
+
+class_in_transform = _functions.generate_single_level_function
+single_level_functions = _functions.enable_single_level_autograd_function
 
 
 def inside_transform() -> bool:

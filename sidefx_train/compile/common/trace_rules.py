@@ -77,6 +77,7 @@ PURE_MODULES = frozenset(
         "_bisect", "_heapq", "_statistics", "statistics", "string", "_string", "array", "fractions",
         "numbers", "dataclasses", "typing", "_typing", "inspect", "_json", "json", "importlib", "_frozen_importlib",
         "importlib._bootstrap", "_warnings", "contextlib", "abc", "datetime", "_datetime", "numpy", "_contextvars",
+        "binascii", "zlib", "_hashlib", "_md5", "_sha1", "_sha2", "_sha256", "_sha512", "_sha3", "_blake2",
     }
 )  # fmt: skip
 """Modules whose C functions depend on and change only their arguments (not ``decimal``: it has a context)."""
@@ -200,6 +201,18 @@ def _is_atomic(module: str, name: str, path: str) -> bool:
     if not ATOMIC_FUNCTIONS.get(module, frozenset()).isdisjoint((name, path)):
         return True
     return any(module == known or module.startswith(known + ".") for known in ATOMIC_MODULES)
+
+
+_WHOLE_MODULES = ("torch._higher_order_ops", "torch.fx.experimental.proxy_tensor", "torch.nn.attention.flex_attention")
+_NOT_WHOLE = ("torch._higher_order_ops.invoke_subgraph", "torch._higher_order_ops.wrap")
+
+
+@functools.lru_cache(maxsize=4096)
+def is_whole(module: str, name: str) -> bool:
+    """Returns True for functions of torch that run natively as a whole where something in them does."""
+    if (module, name) == ("torch._functorch.eager_transforms", "linearize"):
+        return True
+    return module.startswith(_WHOLE_MODULES) and module not in _NOT_WHOLE
 
 
 def is_torch_callable(fn: Any) -> bool:

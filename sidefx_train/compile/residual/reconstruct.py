@@ -12,6 +12,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from sidefx_train import torch_compat as compat
@@ -319,6 +320,8 @@ class Rebuilder(ConstructionOrder, TensorRebuilder):
                 return self._remember(value, f"{maker}({', '.join(parts)})")
         if cls is types.CellType:
             return self._cell(value)
+        if cls is np.ndarray:
+            return self._array(value)
         if cls in REBUILT or cls in HANDED_ON:
             return self._iterator(value)
         if cls in (PythonIterable, PythonIterator):
@@ -359,7 +362,7 @@ class Rebuilder(ConstructionOrder, TensorRebuilder):
             self.world.heap.refuse("SFX104", "cannot rebuild a mapping proxy created in the step")
         if safe_isinstance(value, _TYPE_PARAMETERS):
             self.world.heap.refuse("SFX104", f"cannot rebuild a {cls.__qualname__} created in the step")
-        if safe_isinstance(value, PASSED_THROUGH) or cls.__module__ == "typing" or cls in _ALIASES:
+        if safe_isinstance(value, PASSED_THROUGH) or cls.__module__ == "typing" or cls in _ALIASES or cls is _CYTHON:
             return self.writer.constant(value)
         if id(cls) in self.world.new_classes:
             self.world.heap.refuse(
@@ -437,6 +440,13 @@ class Rebuilder(ConstructionOrder, TensorRebuilder):
             name = self._remember(value, f"{maker}({', '.join(parts)})")
             self._attributes(name, value)
         return name
+
+    def _array(self, value: np.ndarray[Any, Any]) -> str:
+        """Returns a copy of a NumPy array of the step: what it was computed from is guarded."""
+        if value.dtype.hasobject or not (value.flags.owndata and value.flags.writeable):
+            self.world.heap.refuse("SFX104", "cannot rebuild a NumPy array created in the step: a view, or of objects")
+        contents = self.writer.constant(value.copy(order="K"), "array")
+        return self._remember(value, f"{contents}.copy('K')")
 
     def _descriptor(self, value: Any) -> str:
         """Returns a property, static or class method that the step created."""
@@ -692,6 +702,8 @@ _COPIED = frozenset({"__module__", "__name__", "__qualname__", "__doc__", "__dic
 _TYPE_PARAMETERS = (typing.TypeVar, typing.ParamSpec, typing.TypeVarTuple, typing.NewType)
 
 
+_CYTHON = type(np.random.Generator.random)
+"""Class of the functions of NumPy's generators, which are no built-in functions."""
 _ALIASES = (types.GenericAlias, types.UnionType)
 
 

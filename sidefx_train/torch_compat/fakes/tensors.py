@@ -158,6 +158,10 @@ def fake_elsewhere(fake: torch.Tensor, device: torch.device, storages: dict[int,
     return torch._neg_view(made) if fake.is_neg() else made
 
 
+NOT_FOR_NUMPY = ".numpy() is not supported for tensor subclasses."
+"""What the error says that NumPy gets when it reads a fake tensor."""
+
+
 def data_dependent_errors() -> tuple[type[BaseException], ...]:
     """Returns the errors raised if the program reads a value that only exists when the graph runs."""
     from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException

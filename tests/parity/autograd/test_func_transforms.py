@@ -161,3 +161,62 @@ def test_parameters_that_are_first_read_inside_transforms(transform):
         x = torch.randn(2, 4, generator=torch.Generator().manual_seed(seed))
         assert torch.equal(captured(x), step(x))
     assert captured.report().replays == 3 and not captured.report().breaks
+
+
+# ---------------------------------------------------------------------- torch.autograd.Function inside a transform
+class Cube(torch.autograd.Function):
+    calls: list[str] = []
+
+    @staticmethod
+    def forward(x):
+        Cube.calls.append("forward")
+        return x**3
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx, grad):
+        Cube.calls.append("backward")
+        return 3 * ctx.saved_tensors[0] ** 2 * grad
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        Cube.calls.append("jvp")
+        return 3 * ctx.saved_tensors[0] ** 2 * tangent
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        Cube.calls.append(f"vmap {info.batch_size} {in_dims}")
+        return Cube.apply(x), in_dims[0]
+
+
+class Generated(Cube):
+    generate_vmap_rule = True
+    vmap = staticmethod(torch.autograd.Function.vmap)
+
+
+CUSTOM = [
+    lambda x: torch.func.grad(lambda x: Cube.apply(x).sum())(x),
+    lambda x: torch.func.vmap(Cube.apply, in_dims=1)(x),
+    lambda x: torch.func.vmap(torch.func.grad(lambda x: Generated.apply(x).sum()))(x),
+    lambda x: torch.func.jvp(Generated.apply, (x,), (x.cos(),)),
+    lambda x: torch.func.jacfwd(Generated.apply)(x[0]),
+    lambda x: torch.func.jacrev(Generated.apply)(x[0]),
+    lambda x: torch.func.hessian(lambda x: Cube.apply(x).sum())(x[0]),
+    lambda x: torch.func.vjp(Cube.apply, x)[1](x.sin()),
+]
+
+
+@pytest.mark.parametrize("function", CUSTOM, ids=range(len(CUSTOM)))
+def test_custom_function_in_a_transform(function):
+    def outcome(wrap):
+        Cube.calls = []
+        step = wrap(function)
+        return [step(torch.arange(6.0).view(2, 3) + call) for call in range(2)], Cube.calls
+
+    wanted, have = outcome(lambda f: f), outcome(lambda f: sidefx_train.compile(f, backend="eager", fullgraph=True))
+    torch.testing.assert_close(have[0], wanted[0], rtol=0, atol=0)
+    assert have[1] == wanted[1]

@@ -277,3 +277,42 @@ def test_an_array_whose_memory_is_that_of_a_written_tensor(first):
             outcomes.append((run(*make(), seen).tolist(), seen))
         assert outcomes[0] == outcomes[1]
     assert compiled.report().replays
+
+
+def test_array_made_in_the_step():
+    """It is a copy at every call, in eager's memory order."""
+    given = np.arange(6.0).reshape(2, 3)
+    compiled = sidefx_train.compile(lambda a: (np.asfortranarray(a + 1), a.sum()), backend="eager", fullgraph=True)
+    first = compiled(given)[0]
+    first[:] = 0
+    again, total = compiled(given)
+    assert np.array_equal(again, given + 1)
+    assert again.strides == np.asfortranarray(given).strides
+    assert total == 15 and type(total) is np.float64
+
+
+def test_array_made_in_the_step_follows_its_argument():
+    compiled = sidefx_train.compile(lambda a, x: (a * 2, x + 1), backend="eager", on_failure="eager")
+    for call in range(6):
+        found, _ = compiled(np.full(3, float(call)), torch.ones(2))
+        assert np.array_equal(found, np.full(3, 2.0 * call))
+
+
+def test_view_of_an_array_is_not_rebuilt():
+    given = np.zeros(4)
+    compiled = sidefx_train.compile(lambda a: a[1:], backend="eager", on_failure="eager")
+    compiled(given)[0] = 5
+    assert given[1] == 5
+    (found,) = compiled.report().fallbacks
+    assert "a view, or of objects" in found.reason
+
+
+@pytest.mark.parametrize("function", [np.sin, np.asarray, lambda x: x * np.ones(3)])
+def test_numpy_function_of_a_tensor(function):
+    """That line runs natively, between two graphs: NumPy rounds in another way than torch."""
+    compiled = sidefx_train.compile(lambda x: torch.as_tensor(function(x * 2)) + 1, backend="eager")
+    for call in range(2):
+        x = torch.arange(3.0) + call
+        assert torch.equal(compiled(x), torch.as_tensor(function(x * 2)) + 1)
+    assert {each.code for each in compiled.report().breaks} == {"SFX106"}
+    assert not compiled.report().fallbacks

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._higher_order_ops import scan
 from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -154,6 +155,11 @@ def window_past_the_padding(x):
     return torch.autograd.grad(F.avg_pool2d(x, 3, 2, 1, ceil_mode=True).sum(), x)
 
 
+def loop_carries_an_expanded_tensor(x):
+    carried = scan(lambda c, row: (c * row, c + row), torch.ones(3), x)
+    return torch.autograd.grad(carried[0].sum() + carried[1].sum(), x)
+
+
 BUGS = (
     Bug("kernel_order", mask_read_before_it_is_drawn, ((8, 16, WIDTH),), since=(2, 11), until=(2, 14)),
     Bug("kernel_order", unused_draw_is_dropped, ((3,),)),
@@ -193,6 +199,7 @@ BUGS = (
     Bug("inductor_workarounds", dtype_of_a_running_sum, ((4,),), until=(2, 14)),
     Bug("inductor_workarounds", power_of_an_integer, (), (torch.arange(5),), until=(2, 15)),
     Bug("inductor_workarounds", window_past_the_padding, ((1, 1, 8, 8),), trains=True),
+    Bug("inductor_workarounds", loop_carries_an_expanded_tensor, ((4, 3),), trains=True),
 )
 
 

@@ -9,6 +9,8 @@ Upstream, ``torch.compile`` included (seen in torch 2.13; each has a program in
   result is read as integers of half the size.
 - The gradient of average pooling divides by the size of the window even if ``ceil_mode`` makes a window reach past the
   padding. Eager divides by the part that lies inside.
+- A loop (``while_loop``, ``scan``, ``map``) keeps what it carries in memory with the strides of the first value: where
+  that is expanded, all elements of later values are one.
 """
 
 from __future__ import annotations
@@ -20,15 +22,20 @@ import torch
 from torch import fx
 
 from sidefx_train.compile.graph.fx_utils import emit
+from sidefx_train.compile.graph.strided_layout import is_dense
 
 aten = torch.ops.aten
 _SUMS = (aten.add.Tensor, aten.sub.Tensor)
+_LOOPS = tuple(getattr(torch.ops.higher_order, name) for name in ("while_loop", "scan", "map_impl"))
 _POOLINGS = (aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default)
 
 
 def apply_inductor_workarounds(module: fx.GraphModule, fake_mode: Any) -> None:
-    """Rewrites sums with an ``alpha``, cumulative sums with a ``dtype``, integer powers of a number, and gradients of
-    average pooling with ``ceil_mode``."""
+    """Rewrites sums with an ``alpha``, cumulative sums with a ``dtype``, integer powers of a number, gradients of
+    average pooling with ``ceil_mode``, and loops over tensors that are not contiguous; also in graphs of branches."""
+    for inner in module.children():
+        if isinstance(inner, fx.GraphModule):
+            apply_inductor_workarounds(inner, fake_mode)
     graph, found = module.graph, False
     for node in list(graph.nodes):
         if node.target in _SUMS and "alpha" in node.kwargs and _is_of_the_sums_type(node):
@@ -39,6 +46,8 @@ def apply_inductor_workarounds(module: fx.GraphModule, fake_mode: Any) -> None:
             _write_out_base(graph, node, fake_mode)
         elif node.target in _POOLINGS and _cuts_windows(node):
             _write_out_divisor(graph, node, fake_mode)
+        elif node.target in _LOOPS and any(map(_has_gaps, node.all_input_nodes)):
+            _lay_out(graph, node, fake_mode)
         else:
             continue
         found = True
@@ -106,6 +115,19 @@ def _write_out_divisor(graph: fx.Graph, node: fx.Node, fake_mode: Any) -> None:
             width = emit(graph, fake_mode, aten.view.default, width, [-1, *[1] * (dims - 1 - i)])
             grad = emit(graph, fake_mode, aten.div.Tensor, grad, width)
     node.args = (grad, x, kernel, stride, padding, *flags, 1)
+
+
+def _has_gaps(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and not is_dense(value)
+
+
+def _lay_out(graph: fx.Graph, node: fx.Node, fake_mode: Any) -> None:
+    """Has a loop work on contiguous copies."""
+    for given in filter(_has_gaps, node.all_input_nodes):
+        with graph.inserting_before(node):
+            copy = emit(graph, fake_mode, aten.clone.default, given, memory_format=torch.contiguous_format)
+        node.replace_input_with(given, copy)
 
 
 def _each(given: Any, dims: int) -> list[int]:

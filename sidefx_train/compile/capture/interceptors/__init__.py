@@ -1,7 +1,6 @@
 """Interceptors for functions of torch and of libraries; importing this package registers them."""
 
 from sidefx_train.compile.capture.interceptors import comparisons as comparisons
-from sidefx_train.compile.capture.interceptors import control_flow as control_flow
 from sidefx_train.compile.capture.interceptors import function_modes as function_modes
 from sidefx_train.compile.capture.interceptors import import_statements as import_statements
 from sidefx_train.compile.capture.interceptors import numpy_conversion as numpy_conversion
@@ -15,6 +14,9 @@ from sidefx_train.compile.capture.interceptors import schedulers as schedulers
 from sidefx_train.compile.capture.interceptors import tensor_copies as tensor_copies
 from sidefx_train.compile.capture.interceptors import tensor_from_numbers as tensor_from_numbers
 from sidefx_train.compile.capture.interceptors import torch_modes as torch_modes
+from sidefx_train.compile.capture.interceptors.higher_order import control_flow as control_flow
+from sidefx_train.compile.capture.interceptors.higher_order import kernels as kernels
+from sidefx_train.compile.capture.interceptors.higher_order import scans as scans
 from sidefx_train.compile.capture.interceptors.nn import interpolation as interpolation
 from sidefx_train.compile.capture.interceptors.nn import jagged_tensors as jagged_tensors
 from sidefx_train.compile.capture.interceptors.nn import module_attributes as module_attributes

@@ -13,6 +13,7 @@ import torch
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.recording import float_comparisons
+from sidefx_train.compile.capture.shadows.factories import PartialRecord
 from sidefx_train.compile.capture.world.native_calls.caller_frames import BEYOND, refuse_callers
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
@@ -107,3 +108,10 @@ for _owner, _names in (
 ):
     for _name in _names:
         registry.intercept(getattr(_owner, _name))(_change_logger)
+
+
+@registry.AT_END.append
+def _check_partials(world: TraceWorld) -> None:
+    for record in list(world.heap.by_real.values()):
+        if safe_isinstance(record, PartialRecord):
+            record.check()

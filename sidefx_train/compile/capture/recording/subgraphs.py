@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 
 aten = torch.ops.aten
+_INNER = tuple(getattr(torch.ops.higher_order, name) for name in ("cond", "map_impl", "scan", "while_loop"))
+"""Operators with graphs of their own that a graph may contain."""
 
 
 class Region:
@@ -66,8 +68,8 @@ class Region:
         inside = self.nodes()
         for node in inside:
             copies[node] = graph.node_copy(node, lambda item: copies[item])
-            if node.op == "get_attr":  # a branch of a branch
-                root.register_module(str(node.target), self._branch(node))
+            if node.op == "get_attr":  # a branch of a branch, or a constant
+                setattr(root, str(node.target), self._held(node))
         taken = {memory_of(node) for node in inputs}
         results = []
         for node in outputs:
@@ -82,19 +84,20 @@ class Region:
             self.tracer.graph.erase_node(node)
         return fx.GraphModule(root, graph)
 
-    def _branch(self, node: fx.Node) -> fx.GraphModule | None:
-        """Returns the subgraph that a node names: a branch inside this one."""
+    def _held(self, node: fx.Node) -> Any:
+        """Returns what a node names: the graph of a branch inside this one, or the tensor made of Python values."""
         found = getattr(self.tracer.tracer.root, str(node.target), None) if node.op == "get_attr" else None
-        return found if safe_isinstance(found, fx.GraphModule) else None
+        plain = safe_isinstance(found, torch.Tensor) and compat.mode_of(found) is None
+        return found if plain or safe_isinstance(found, fx.GraphModule) else None
 
     def _check(self, node: fx.Node) -> None:
         value = node.meta.get("val")
-        if node.target is operator.getitem or node.target is torch.ops.higher_order.cond:
+        if node.target is operator.getitem or node.target in _INNER:
             return
-        if self._branch(node) is not None:
+        if self._held(node) is not None:
             return
         if node.op != "call_function" or not safe_isinstance(node.target, compat.OpOverload):
-            self._refuse("makes a tensor from Python values, or loops")
+            self._refuse("computes a number, or makes a tensor of one")
         if compat.is_random(node.target):
             self._refuse("draws random numbers")
         values = value if safe_isinstance(value, (list, tuple)) else [value]

@@ -6,7 +6,9 @@ import datetime
 import enum
 import functools
 import gc
+import operator
 import re
+import struct
 import types
 from collections import OrderedDict, defaultdict, deque
 from typing import TYPE_CHECKING, Any
@@ -47,6 +49,7 @@ IMMUTABLE_C: tuple[type, ...] = (
     bytes,
     re.Pattern,
     re.Match,
+    struct.Struct,
     datetime.date,
     datetime.time,
     datetime.timedelta,
@@ -186,7 +189,34 @@ def partial_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
         heap.guard("keys", names, tuple(real.keywords))
     args = [heap.shadow(value, heap.sources.item(spots, i)) for i, value in enumerate(real.args)]
     keywords = {k: heap.shadow(v, heap.sources.item(names, k), k) for k, v in real.keywords.items()}
-    return heap.register(Record(heap, real, functools.partial(func, *args, **keywords), base, base))
+    made = functools.partial(func, *args, **keywords)
+    return heap.register(PartialRecord(heap, real, made, base, base))
+
+
+class PartialRecord(Record):
+    """A partial, which a step may read and call, but not change."""
+
+    def __init__(self, heap: ShadowTableAPI, real: Any, shadow: Any, source: Source, base: Source) -> None:
+        super().__init__(heap, real, shadow, source, base)
+        self._before = _state_of(shadow)
+
+    def attribute(self, name: str) -> Any:
+        """Returns the shadow of an attribute of its own; :data:`ABSENT` if there is none."""
+        own = vars(self.real)
+        if name == "__dict__" and own:
+            self.heap.refuse("SFX104", f"reads the namespace of {self.source.label}, a functools.partial")
+        return self.heap.shadow(own[name], self.heap.sources.attr(self.base, name), name) if name in own else ABSENT
+
+    def check(self) -> None:
+        """Refuses a step that has changed the partial."""
+        after = _state_of(self.shadow)
+        if len(after) != len(self._before) or any(map(operator.is_not, after, self._before)):
+            self.heap.refuse("SFX104", f"changes {self.source.label}, a functools.partial")
+
+
+def _state_of(partial: Any) -> list[Any]:
+    parts = partial.keywords, vars(partial)
+    return [partial.func, *partial.args, *(item for part in parts for pair in part.items() for item in pair)]
 
 
 def passthrough(heap: ShadowTableAPI, real: Any, source: Source) -> Any:

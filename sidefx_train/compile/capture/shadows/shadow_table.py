@@ -260,7 +260,7 @@ class ShadowTable(ShadowTableAPI):
             return proxy_shadow(self, real, source)
         if cls is types.FunctionType and transient_objects.is_transient(self, real, source):
             return transient_objects.function(self, real, source).shadow
-        if issubclass(cls, PASSED_THROUGH) or cls.__module__ == "typing":
+        if issubclass(cls, PASSED_THROUGH) or cls.__module__ == "typing" or compat.is_operator_of_functions(cls):
             return passthrough(self, real, source)
         if issubclass(cls, torch.nn.Module):
             refuse_if_distributed(real, source.label, self.locate())

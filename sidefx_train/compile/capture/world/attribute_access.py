@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 import weakref
 from collections import OrderedDict
@@ -22,6 +23,7 @@ from sidefx_train.compile.capture.shadows.containers.iterators import NativeIter
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord
 from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue
 from sidefx_train.compile.capture.shadows.definition_tracking import IMMUTABLE_CLASS
+from sidefx_train.compile.capture.shadows.factories import PartialRecord
 from sidefx_train.compile.capture.shadows.objects import weak_references
 from sidefx_train.compile.capture.shadows.objects.jagged_tensors import JaggedRecord
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
@@ -363,8 +365,11 @@ class Attributes:
             return obj.grad
         if name in _HIDDEN_OF_WRAPPERS and compat.is_wrapper(obj):
             self.heap.refuse("SFX109", f"reads {name} of a {type(obj).__qualname__}, a tensor subclass")
-        if type(obj) in compat.OPERATORS:
+        if type(obj) in compat.OPERATORS or compat.is_operator_of_functions(type(obj)):
             return getattr(obj, name)
+        if safe_isinstance(obj, functools.partial):
+            record = self.heap.record_of(obj)
+            return record.attribute(name) if safe_isinstance(record, PartialRecord) else ABSENT
         if type(obj) in compat.OPERATOR_NAMESPACES:
             hasattr(obj, name)  # then it is there before a guard looks
         if issubclass(type(obj), torch.nn.Module):

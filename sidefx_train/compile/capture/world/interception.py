@@ -59,6 +59,7 @@ class Interception:
         self.world = world
         self.heap, self.interp = world.heap, world.interp
         self._handled: set[Any] = set()
+        self._in_whole = False
         self._rules = (
             self._registered,
             self._drawn,
@@ -151,7 +152,17 @@ class Interception:
             for name in ("_torchdynamo_orig_callable", "__wrapped__"):
                 if getattr(fn, name, None) is not None:  # a method has an outside object: it is read like any attribute
                     return self.interp.call(self.interp.getattr(fn, name), args, kwargs)
+        if not self._in_whole and trace_rules.is_whole(str(fn.__globals__.get("__name__")), fn.__name__):
+            return self._whole(fn, args, kwargs)
         return ABSENT
+
+    def _whole(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Interprets a call inside which no part of the step ends: frames below that of this method are not kept."""
+        self._in_whole = True
+        try:
+            return self.interp.call(fn, args, kwargs)
+        finally:
+            self._in_whole = False
 
     def _weak_reference(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Makes and calls weak references, and calls what a proxy refers to."""

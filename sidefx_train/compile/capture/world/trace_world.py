@@ -203,6 +203,8 @@ class TraceWorld(CaptureWorldAPI):
         if safe_isinstance(error, compat.data_dependent_errors()):
             self.host_reads.want(())
             return Unsupported("SFX101", "needs a value that exists only when the graph runs", None)
+        if type(error) is RuntimeError and str(error) == compat.NOT_FOR_NUMPY:
+            return Unsupported("SFX106", "NumPy reads a tensor, whose values exist only when the graph runs", None)
         return None
 
     def unheard(self, error: BaseException) -> bool:

@@ -91,7 +91,7 @@ _FIRST: tuple[Any, ...] = (
 )  # fmt: skip
 _ALL: tuple[Any, ...] = (zip, itertools.chain, itertools.zip_longest, itertools.product)
 _AFTER_CALLABLE: tuple[Any, ...] = (
-    map, filter, itertools.filterfalse, itertools.takewhile, itertools.dropwhile, itertools.starmap, functools.reduce,
+    map, filter, itertools.filterfalse, itertools.takewhile, itertools.dropwhile, itertools.starmap,
 )  # fmt: skip
 for _fn in _FIRST:
     _iterables_first(_fn, count=1)
@@ -99,6 +99,7 @@ for _fn in _ALL:
     _iterables_first(_fn)
 for _fn in _AFTER_CALLABLE:
     _iterables_first(_fn, callables=1)
+_iterables_first(functools.reduce, count=1, callables=1)
 _iterables_first(itertools.compress, count=2)
 
 

@@ -126,6 +126,11 @@ class FunctionOverrides:
             return ABSENT
         return self.world.guarded(fn, args, kwargs)
 
+    def asked(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Returns what a mode or a class of the program makes of an operator that calls functions; :data:`ABSENT` if
+        none overrides it."""
+        return self._dispatch(func, (args, kwargs)) if self.wanted(args, kwargs) else ABSENT
+
     def _of_field(self, method: Any, args: tuple[Any, ...]) -> Any:
         """Calls ``__get__`` or ``__set__`` of an attribute of tensors: overrides are told to read attributes so."""
         name, obj = method.__self__.__name__, args[0] if args else None

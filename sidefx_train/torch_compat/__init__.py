@@ -161,6 +161,7 @@ from sidefx_train.torch_compat.global_state import autocast_enabled as autocast_
 from sidefx_train.torch_compat.global_state import autocast_off as autocast_off
 from sidefx_train.torch_compat.global_state import default_device_cpu as default_device_cpu
 from sidefx_train.torch_compat.global_state import default_dtype as default_dtype
+from sidefx_train.torch_compat.global_state import dispatch_mode_active as dispatch_mode_active
 from sidefx_train.torch_compat.global_state import function_modes as function_modes
 from sidefx_train.torch_compat.global_state import function_modes_taken as function_modes_taken
 from sidefx_train.torch_compat.global_state import no_autocast_cache as no_autocast_cache

@@ -562,6 +562,11 @@ def autocast_depth_kept() -> Iterator[None]:
         _nest_autocast(depth)
 
 
+def dispatch_mode_active() -> bool:
+    """Returns True inside a dispatch mode of the program."""
+    return bool(torch._C._len_torch_dispatch_stack())
+
+
 def unsupported_ambient_mode(functions: bool) -> str | None:
     """Describes an ambient mode around a step that must observe its operations as they happen.
 
@@ -574,7 +579,7 @@ def unsupported_ambient_mode(functions: bool) -> str | None:
         mode = next(mode for mode in modes if type(mode) is not DeviceContext)
         if not functions or DeviceContext in classes or torch._C._is_torch_function_all_disabled():
             return f"runs inside {type(mode).__qualname__}, a TorchFunctionMode"
-    if torch._C._len_torch_dispatch_stack():
+    if dispatch_mode_active():
         return "runs inside a TorchDispatchMode"
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         return "runs inside hooks on saved tensors"

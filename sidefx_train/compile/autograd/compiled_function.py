@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -18,7 +19,7 @@ from sidefx_train.compile.graph.artifacts import Executable
 from sidefx_train.compile.residual.autograd_nodes import custom_view, own_node, pass_through
 from sidefx_train.compile.residual.saved_tensor_refs import Seen
 from sidefx_train.compile.residual.view_replay import CustomView, IntermediateView, replay
-from sidefx_train.errors import UnfinishedError
+from sidefx_train.errors import SideFXWarning, UnfinishedError
 
 
 class _CapturedPart(torch.autograd.Function):
@@ -43,7 +44,11 @@ class _CapturedPart(torch.autograd.Function):
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> Any:
         missing = {i for i, tangent in enumerate(tangents) if tangent is None}
         given = [ctx.numbers.get(i, tensor) for i, tensor in enumerate(_unpacked(ctx, missing))]
-        if torch.is_grad_enabled() or any(map(compat.is_batched, tangents)):  # nothing is compiled for these
+        shown = compat.dispatch_mode_active()  # a mode around the backward is asked for every operator
+        if shown and ctx.part.stage.tape.problem and not torch.is_grad_enabled():
+            why = f"a dispatch mode around a backward is shown compiled operations: {ctx.part.stage.tape.problem}"
+            warnings.warn(why, SideFXWarning, stacklevel=2)
+        if torch.is_grad_enabled() or shown or any(map(compat.is_batched, tangents)):  # nothing is compiled for these
             return (None, None, None, *_differentiable(ctx, given, tangents, missing))
         ctx.maybe_clear_saved_tensors()  # if the graph is not retained: only the list refers to them, and is emptied
         return (None, None, None, *_computed(ctx, given, tangents, missing))

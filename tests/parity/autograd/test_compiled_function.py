@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 import sidefx_train
 
@@ -328,3 +330,53 @@ def test_a_checkpoint_draws_the_same_numbers_again(backend):
         states.append(torch.get_rng_state())
     equal(*seen, exact=backend != "inductor")
     assert torch.equal(*states), "another random state"
+
+
+# ---------------------------------------------------------------------- what sees the backward
+class Shown(TorchDispatchMode):
+    """Lists the operators that it is shown, without ``detach``, and doubles matrix products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        if func is not torch.ops.aten.detach.default:
+            self.names.append(str(func))
+        return made * 2 if func is torch.ops.aten.mm.default else made
+
+
+def outcome_under_modes(wrap) -> tuple:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+    compiled, found = wrap(model), []
+    for call in range(3):
+        loss = compiled(torch.ones(3, 4) + call).square().mean()
+        counter, mode = FlopCounterMode(display=False), Shown()
+        with counter if call == 1 else mode:
+            loss.backward()
+        found.append((sorted(mode.names), counter.get_flop_counts()))  # gradients of leaves are added at the end
+    return found, [p.grad for p in model.parameters()]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_dispatch_mode_around_the_backward(backend):
+    """Regression: it was shown the captured operators, or none; a counter of operations counted nothing."""
+    wanted = outcome_under_modes(lambda model: model)
+    found = outcome_under_modes(lambda model: sidefx_train.compile(model, backend=backend))
+    assert found[0] == wanted[0]
+    torch.testing.assert_close(found[1], wanted[1], rtol=0, atol=0)
+
+
+def test_hooks_of_all_modules_are_not_called_for_a_graph():
+    seen: list[str] = []
+    compiled = sidefx_train.compile(lambda x: x.sin(), backend="eager")
+    x = torch.ones(3, requires_grad=True)
+    made = compiled(x)
+    handle = nn.modules.module.register_module_forward_pre_hook(lambda module, _: seen.append(type(module).__name__))
+    try:
+        made.sum().backward()
+    finally:
+        handle.remove()
+    assert seen == []

@@ -42,7 +42,7 @@ def build_eager(traced: TracedGraph) -> Executable:
             random_states = [generator.get_state() for generator in drawn_from]
             counted_writes = [(args[i], args[i]._version + writes) for i, writes in counted]
             try:
-                results = list(module(*args))
+                results = list(module.forward(*args))  # a call would run hooks that the program sets for all modules
                 set_own_versions(results, versions)
                 for real, version in counted_writes:  # kernels count writes through Tensor.data, autograd does not
                     compat.set_version(real, version)

@@ -32,8 +32,21 @@ def _call(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     if found is None:
         world.heap.refuse("SFX111", f"calls {op.name()}, an operator that calls functions, and has no rule for it here")
     kernel, given, named = found
-    if kernel is not compat.differentiates_flex_attention or not torch.is_grad_enabled():
+    if kernel is not compat.differentiates_flex_attention:
         return world.interp.call(kernel, given, named)
+    if operands[0].device.type != "cpu":
+        world.heap.refuse("SFX111", "calls flex_attention on a GPU, where its kernel in Python needs much memory")
+    if not torch.is_grad_enabled():
+        return world.interp.call(kernel, given, named)
+    return _without_derivative(world, op, kernel, given, named)
+
+
+def _without_derivative(world: TraceWorld, op: Any, kernel: Any, given: Any, named: Any) -> Any:
+    """Interprets a kernel whose derivative torch would lose: the functions use tensors that the operator is not given.
+
+    Raises:
+        Unsupported: something that it uses requires gradients.
+    """
     region = Region(world.tracer, op.name())
     made = world.interp.call(kernel, given, named)
     inside = set(region.nodes())

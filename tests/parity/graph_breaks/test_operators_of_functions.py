@@ -185,3 +185,14 @@ def test_a_weight_cast_by_autocast_in_a_branch():
         assert torch.equal(compiled(torch.full((3, 3), sign)), step(torch.full((3, 3), sign)))
     (found,) = compiled.report().breaks
     assert found.reason == "the true branch of torch.cond casts a weight, in an autocast region"
+
+
+def test_the_operator_of_scan_does_not_differentiate_closures():
+    """Eager loses that derivative if the operator is called itself: a weight of a closure is no operand."""
+    weight = torch.ones(3, requires_grad=True)
+    step = lambda x: torch.ops.higher_order.scan(lambda c, row: (c * weight, c + row), [x[0].clone()], [x], ())[1]
+    compiled = sidefx_train.compile(step, backend="eager", on_failure="eager")
+    x = torch.arange(6.0).view(2, 3)
+    assert torch.equal(compiled(x), step(x)) and not compiled(x).requires_grad
+    reasons = [each.reason for each in (*compiled.report().breaks, *compiled.report().fallbacks)]
+    assert reasons == ["the operator scan is called with a function that uses a weight"]

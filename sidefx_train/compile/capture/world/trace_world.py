@@ -83,6 +83,7 @@ class TraceWorld(CaptureWorldAPI):
         last_error: the exception that C code raised last, with the callable and the user's line.
         class_writes: attributes the step set on classes: ``(class, name) -> value``.
         branching: a branch of ``torch.cond`` is being interpreted.
+        closures_given: an operator that is called gets the tensors of its functions' closures as operands in eager.
         listed: numbers of a tensor were listed by ``tolist``.
         assumptions: locations of assumed conditions.
         writes: operations that write to tensors.
@@ -170,6 +171,7 @@ class TraceWorld(CaptureWorldAPI):
         self.pending_state: list[tuple[Callable[[], None], Callable[[], None]]] = []
         self.writes = WriteLog(tracer.graph)
         self.branching = False
+        self.closures_given = False
         self.listed = False
         self.assumptions: dict[Location, None] = {}
         self.inference: list[Any] = []

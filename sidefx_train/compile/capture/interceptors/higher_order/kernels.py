@@ -59,13 +59,22 @@ def _without_derivative(world: TraceWorld, op: Any, kernel: Any, given: Any, nam
 @registry.intercept(compat.run_compiled)
 def _run_compiled(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     fn, *operands = args
-    return world.interp.call(fn, tuple(operands), kwargs)
+    return _as_if_compiled(world, fn, tuple(operands), kwargs)
 
 
 @registry.intercept(compat.call_compiled)
 def _call_compiled(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     fn, operands, *named = args
-    return world.interp.call(fn, tuple(operands), (named[0] if named else kwargs.get("kwargs")) or {})
+    return _as_if_compiled(world, fn, tuple(operands), (named[0] if named else kwargs.get("kwargs")) or {})
+
+
+def _as_if_compiled(world: TraceWorld, fn: Any, operands: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """Calls a function of an operator, which gets tensors of closures as operands from torch's own compiler."""
+    outer, world.closures_given = world.closures_given, True
+    try:
+        return world.interp.call(fn, operands, named)
+    finally:
+        world.closures_given = outer
 
 
 def _as_given(graph: Any, inputs: Any) -> Any:

@@ -82,9 +82,9 @@ differentiates_flex_attention = torch.ops.higher_order.flex_attention.py_kernels
 """Kernel of ``flex_attention`` that differentiates it."""
 
 run_compiled = _operator_utils._maybe_compile_and_run_fn
-call_compiled = getattr(_operator_utils, "_hop_compile_and_call", run_compiled)
-compiling_operator = _operator_utils.setup_compilation_env
-"""How operators that call functions have torch's own compiler capture these: three forms, newer releases first."""
+call_compiled = getattr(_operator_utils, "_hop_compile_and_call", None)
+compiling_operator = getattr(_operator_utils, "setup_compilation_env", None)
+"""How operators that call functions have these captured by torch's own compiler; ``None`` if this torch lacks it."""
 
 
 def is_random(target: Any) -> bool:

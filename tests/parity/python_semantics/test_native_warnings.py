@@ -5,10 +5,11 @@ Some are issued once per process, so each run is a process of its own.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import pickle
 import traceback
 import warnings
+from functools import cache
 from typing import Any
 
 import pytest
@@ -108,48 +109,54 @@ def run(fn, compiled, action) -> list[Any]:
     return found
 
 
-def in_a_fork(*given) -> list[Any]:
-    read, write = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # there are threads
-        child = os.fork()
-    if child == 0:
-        try:
-            found: Any = run(*given)
-        except BaseException:
-            found = traceback.format_exc()
-        try:
-            with os.fdopen(write, "wb") as file:
-                file.write(pickle.dumps(found))
-        finally:
-            os._exit(0)
-    os.close(write)
-    with os.fdopen(read, "rb") as file:
-        data = file.read()
-    _, status = os.waitpid(child, 0)
-    assert data, f"the process ended with {status}"
-    answer = pickle.loads(data)
-    assert type(answer) is list, answer
-    return answer
+@cache
+def server() -> Any:
+    """Returns what makes processes that have imported torch and issued none of its warnings.
+
+    A fork of this process could not run a backward if an earlier test has made threads of the engine.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
+
+
+def answer(write, *given) -> None:
+    try:
+        write.send(run(*given))
+    except BaseException:
+        write.send(traceback.format_exc())
+
+
+def in_a_process(*given) -> list[Any]:
+    read, write = server().Pipe(duplex=False)
+    child = server().Process(target=answer, args=(write, *given))
+    child.start()
+    write.close()
+    try:
+        found = read.recv()
+    finally:
+        child.join()
+    assert type(found) is list, found
+    return found
 
 
 @pytest.mark.parametrize("action", ["always", "error"])
 @pytest.mark.parametrize("fn", EQUAL, ids=lambda fn: fn.__name__)
 def test_equal(fn, action):
-    expected = in_a_fork(fn, False, action)
-    assert in_a_fork(fn, True, action) == expected
+    expected = in_a_process(fn, False, action)
+    assert in_a_process(fn, True, action) == expected
     assert any(issued for _, issued in expected) == (action == "always")
 
 
 @pytest.mark.parametrize("fn", EQUAL_AT_FIRST, ids=lambda fn: fn.__name__)
 def test_equal_at_the_first_call(fn):
-    first, *later = in_a_fork(fn, False, "always")
-    assert in_a_fork(fn, True, "always") == [first, *((outcome, []) for outcome, _ in later)]
+    first, *later = in_a_process(fn, False, "always")
+    assert in_a_process(fn, True, "always") == [first, *((outcome, []) for outcome, _ in later)]
     assert first[1]
 
 
 @pytest.mark.parametrize("fn", [gradients_of_no_leaves, gradient_in_a_hook])
 def test_equal_at_every_call_if_it_comes_again(fn):
-    expected = in_a_fork(fn, False, "always")
-    assert in_a_fork(fn, True, "always") == expected
+    expected = in_a_process(fn, False, "always")
+    assert in_a_process(fn, True, "always") == expected
     assert all(issued for _, issued in expected)

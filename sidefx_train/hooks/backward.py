@@ -13,6 +13,7 @@ import torch
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.object_model.function_calls import ANSWERED
 from sidefx_train.compile.capture.shadows.records import TensorRecord
+from sidefx_train.compile.capture.side_effects.left_hooks import unregister
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
@@ -52,8 +53,17 @@ def _register_hook(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, A
     """Registers a hook on a tensor with outside history: the engine runs it there, in a backward after the graph."""
     record = world.heap.record_of(args[0]) if args else None
     if not safe_isinstance(record, TensorRecord) or record.edge is None:
+        if args and safe_isinstance(args[0], torch.Tensor):
+            world.left_hooks.note(args[0])
         return ABSENT
     return world.defer_for_result(torch.Tensor.register_hook, args, kwargs)
+
+
+@registry.intercept(torch.Tensor.register_post_accumulate_grad_hook)
+def _register_late_hook(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if args and safe_isinstance(args[0], torch.Tensor):
+        world.left_hooks.note(args[0])
+    return ABSENT
 
 
 @registry.intercept(compat.asks_for_execution)
@@ -139,6 +149,7 @@ def _run(
             world.queries.note(compat.GRAD_LAYOUT, (), {}, compat.GRAD_LAYOUT())
         for shadow in [record.shadow for record in world.heap.by_shadow.values() if id(record.shadow) in leaves]:
             world.heap.read_grad(shadow)
+    unregister(world)
     retained = keep[0] if keep[0] is not None else keep[1]
     mode = world.tracer.proxy_mode
     mode.transformed, before = compat.inside_transform(), mode.transformed

@@ -16,7 +16,7 @@ from sidefx_train.compile.autograd.accumulation_order import Place, Point, order
 from sidefx_train.compile.autograd.gradient_contributions import Uses, contributions
 from sidefx_train.compile.autograd.node_tape import TapeRecorder
 from sidefx_train.compile.autograd.shared_intermediates import Hidden, shared_values
-from sidefx_train.compile.capture.shadows.records import TensorRecord
+from sidefx_train.compile.capture.shadows.records import LeafRecord, TensorRecord
 from sidefx_train.compile.capture.side_effects.collect import observe
 from sidefx_train.compile.capture.side_effects.compare import difference
 from sidefx_train.compile.graph.view_chains import gradient_edge, gradient_edges_behind, own_counter
@@ -196,6 +196,7 @@ class _BackwardRecording:
                 found = torch.autograd.grad(asked, edges, given, retain_graph=True, allow_unused=True) if edges else ()
         except (RuntimeError, ValueError) as error:  # the Python of nested tensors raises both
             first = str(error).splitlines()[0]
+            world.native_backward_wanted = True
             world.heap.refuse("SFX107", f"the backward of an output could not be traced: {first}")
         end = tracer.last_node()
         writes = {i: version - versions.get(i, version) for i, version in _versions(world).items()}
@@ -210,10 +211,11 @@ class _BackwardRecording:
         """Refuses Python code in the backward that changes something, or reads what may change before it runs."""
         heap = self.world.heap
         changed = difference(self._before, observe(self.world))
+        read = self.world.reads.changeable(self.residual.made)
+        self.world.native_backward_wanted = bool(changed or read)
         if changed:
             lines = changed.splitlines()
             heap.refuse("SFX107", f"Python code in the backward of an output has side effects: {lines[0]}")
-        read = self.world.reads.changeable(self.residual.made)
         if read:
             heap.refuse("SFX107", f"Python code in the backward of an output reads {read}")
 
@@ -319,7 +321,8 @@ def _is_quiet(world: TraceWorld, position: int) -> bool:
     record = world.heap.by_real[id(world.tracer.real_inputs[position])]
     if not isinstance(record, TensorRecord) or record.edge is not None:
         return False
-    return not any(compat.hooks_of(record.real)) and not record.accumulator_hooked
+    hooked = any(compat.hooks_of(record.real)) or any(compat.hook_numbers(record.shadow))
+    return not hooked and not record.accumulator_hooked
 
 
 def _in_one_order(
@@ -449,9 +452,13 @@ def _check_leaves(world: TraceWorld, fakes: list[torch.Tensor], entered: set[Any
 
 @contextmanager
 def _without_hooks(world: TraceWorld) -> Iterator[None]:
-    """Removes the hooks of leaves: the outside engine, which calls the backward, runs them."""
-    records = [r for r in world.heap.by_real.values() if isinstance(r, TensorRecord) and r.hooks is not None]
-    before = [(record.shadow, compat.tensor_hooks(record.shadow)) for record in records]
+    """Removes the hooks of leaves, and those that run natively: the outside engine, which calls the backward, runs
+    them."""
+    records = [r for r in world.heap.by_real.values() if isinstance(r, (TensorRecord, LeafRecord))]
+    hooked = [r.shadow for r in records if r.shadow.grad_fn is None and any(compat.hook_numbers(r.shadow))]
+    if world.specialization.native_backward:
+        hooked += world.left_hooks.on_step()
+    before = [(shadow, compat.tensor_hooks(shadow)) for shadow in hooked]
     for shadow, _ in before:
         compat.set_tensor_hooks(shadow, {})
     try:

@@ -286,6 +286,11 @@ class CaptureRun:
             return plan(world, self.name, all_guards(world), effects, returned, len(self.args), names, suspended)
 
         residual, joint = planned(), None
+        if self.spec.native_backward:
+            hooks = world.left_hooks.of_step(residual.differentiable.values())
+            if hooks:
+                effects = replace(effects, calls=[*hooks, *effects.calls])
+                residual = planned()
         has_collectives = communicates(self.tracer.graph)
         if world.assumptions and (residual.metadata.tangents or has_collectives):
             return replace(self.spec, assumes_nothing=True)  # a split graph, or one that cannot run again
@@ -352,6 +357,8 @@ class CaptureRun:
             return replace(spec, reads_draws=True)
         if self.world.host_reads.wanted:
             return replace(spec, reads_inputs=True)
+        if (self.world.native_backward_wanted or self.world.left_hooks.wants_native) and not spec.native_backward:
+            return replace(spec, native_backward=True)
         if self.world.listed:
             return replace(spec, lists_numbers=False)
         if stop.defer is not None and stop.defer not in spec.opaque_classes | spec.split_classes:

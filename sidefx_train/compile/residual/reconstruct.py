@@ -290,6 +290,16 @@ class Rebuilder(ConstructionOrder, TensorRebuilder):
             if name in vars(value):  # not deleted again
                 self.lines.append(f"{expression}.{name} = {self.expression(vars(value)[name])}")
 
+    def _handle(self, value: Any) -> str | None:
+        """Returns the handle of a hook on a tensor that the step leaves registered."""
+        left, number = self.world.left_hooks, vars(value).get("id")
+        if number in left.handles:
+            return self.expression(left.handles[number])
+        if left.is_registered(number) and not self.world.specialization.native_backward:
+            left.wants_native = True
+            self.world.heap.refuse("SFX107", "the handle of a hook that runs in the backward of an output leaves the step")
+        return None
+
     def _deferred(self, value: DeferredValue) -> str:
         made = self.call(value.fn, value.args, value.kwargs)
         if value.dtype is None:
@@ -318,6 +328,8 @@ class Rebuilder(ConstructionOrder, TensorRebuilder):
             with self._constructing():
                 parts = self.expression(value.__func__), self.expression(value.__self__)
                 return self._remember(value, f"{maker}({', '.join(parts)})")
+        if cls is torch.utils.hooks.RemovableHandle and (handle := self._handle(value)) is not None:
+            return handle
         if cls is types.CellType:
             return self._cell(value)
         if cls is np.ndarray:

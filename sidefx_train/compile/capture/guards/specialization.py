@@ -39,6 +39,7 @@ class Specialization:
         read_decisions: number of captures that another decision on such a value caused.
         reads_inputs: the step needs values of inputs as Python numbers; the prologue computes them.
         passes_ragged_gradients: the backward runs outside, and gradients of jagged tensors from outside leave the step.
+        native_backward: Python code in a backward outside has effects, or reads what may change: it runs natively.
         lists_numbers: ``tolist`` of a small tensor is captured; False if the step needs their values.
     """
 
@@ -70,6 +71,7 @@ class Specialization:
     read_decisions: int = 0
     reads_inputs: bool = False
     passes_ragged_gradients: bool = False
+    native_backward: bool = False
     lists_numbers: bool = True
 
     @property

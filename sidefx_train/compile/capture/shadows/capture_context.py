@@ -43,6 +43,7 @@ class CaptureContext(ABC):
     context: Any
     reentry: Any
     random_draws: Any
+    left_hooks: Any
     host_reads: Any
 
     @abstractmethod

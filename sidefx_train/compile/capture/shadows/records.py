@@ -84,6 +84,8 @@ class TensorRecord(Record):
 
     Attributes:
         hooks: hooks of a leaf's shadow before anything ran.
+        carried: for each kind of hook, those that the leaf has at entry: number of the shadow's hook -> (shadow of the
+            leaf's dict of hooks, key in it).
         entry_storage: fake tensor of the entry storage, with its version counter, if the step replaced the storage
             (``.data =``).
         new_storage: fake tensor of the storage at the end of the step.
@@ -99,6 +101,7 @@ class TensorRecord(Record):
         self.kind = kind
         self.grad: Any = None
         self.hooks: Any = None
+        self.carried: Any = ({}, {})
         self.requires_grad = real.requires_grad
         self.entry_version = self.version
         self.entry_layout = (shadow.shape, shadow.stride())
@@ -142,6 +145,7 @@ class LeafRecord(Record):
         gradient_dtype: dtype of its gradients at entry.
         version: version of the shadow before anything ran.
         hooks: hooks of the shadow before anything ran; ``None`` for none.
+        carried: as of a :class:`TensorRecord`.
     """
 
     NOTES = ("grad",)
@@ -150,6 +154,7 @@ class LeafRecord(Record):
         super().__init__(heap, real, shadow, source)
         self.grad: Any = UNREAD
         self.hooks: Any = None
+        self.carried: Any = ({}, {})
         self.requires_grad = real.requires_grad
         self.gradient_dtype = compat.gradient_dtype(real)
         self.version = 0 if shadow.is_inference() else int(shadow._version)

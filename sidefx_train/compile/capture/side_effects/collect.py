@@ -26,12 +26,13 @@ from sidefx_train.compile.capture.shadows.objects.wrapper_tensors import Wrapper
 from sidefx_train.compile.capture.shadows.records import UNREAD, InstanceRecord, LeafRecord, TensorRecord
 from sidefx_train.compile.capture.side_effects.checkpoint import Checkpoint
 from sidefx_train.compile.capture.side_effects.effect import Effect, EffectKind, SideEffects
+from sidefx_train.compile.capture.side_effects.left_hooks import leaves_unknown
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.plain_values import is_set, slot_names, stored_entries
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.graph.freed_history import is_freed
-from sidefx_train.torch_compat import hook_numbers, output_of
+from sidefx_train.torch_compat import output_of
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.capture_context import CaptureContext
@@ -60,7 +61,7 @@ def collect(world: CaptureContext) -> SideEffects:
         if change.kind == "set_item" and type(change.key) is int and change.key in _numbered(world):
             reason = f"leaves a hook registered in {change.target.label}; register it before the step"
             world.heap.refuse("SFX111", reason)
-    return SideEffects(changes, list(world.deferred))
+    return SideEffects(changes, [*world.left_hooks.of_inputs(), *world.deferred])
 
 
 def _changes(world: CaptureContext, finished: bool) -> list[Effect]:
@@ -85,7 +86,7 @@ def _changes(world: CaptureContext, finished: bool) -> list[Effect]:
         elif safe_isinstance(record, TensorRecord):
             changes += _tensor(world, record, finished)
         elif safe_isinstance(record, LeafRecord):
-            changes += _leaf(record, finished)
+            changes += _leaf(world, record, finished)
         elif safe_isinstance(record, JaggedRecord):
             record.check()
         if compat.is_jagged(record.shadow):
@@ -286,7 +287,7 @@ def _check_wrapper(record: WrapperRecord) -> None:
         record.heap.refuse("SFX109", f"changes the shape of {record.source.label}, a tensor subclass")
 
 
-def _leaf(record: LeafRecord, finished: bool) -> list[Effect]:
+def _leaf(world: CaptureContext, record: LeafRecord, finished: bool) -> list[Effect]:
     if record.shadow.grad_fn is not None:
         reason = f"{record.source.label}, a tensor subclass, joins the step's autograd graph"
         record.heap.refuse("SFX107", reason)
@@ -296,8 +297,8 @@ def _leaf(record: LeafRecord, finished: bool) -> list[Effect]:
         record.heap.refuse("SFX111", f"sets {record.source.label}.grad_dtype")
     if safe_isinstance(record, WrapperRecord):
         _check_wrapper(record)
-    if finished and hook_numbers(record.shadow) != (record.hooks or ((), ())):
-        record.heap.refuse("SFX111", f"leaves a hook registered on {record.source.label}; register it before the step")
+    if finished and leaves_unknown(world, record):
+        record.heap.refuse("SFX111", f"changes the dict of hooks of {record.source.label}")
     writes = 0 if record.shadow.is_inference() else record.shadow._version - record.version
     changes = [Effect("count_writes", record.source, None, writes)] if writes else []
     if record.grad is UNREAD or record.shadow.grad is record.grad:
@@ -348,8 +349,6 @@ def _tensor(world: CaptureContext, record: TensorRecord, finished: bool) -> list
     watched = history is None or record.real.retains_grad
     if watched and record.grad is not UNREAD and fake.grad is not record.grad:
         changes.append(Effect("set_grad", record.source, None, fake.grad))
-    if finished and record.edge is None and record.hooks is None and any(hook_numbers(fake)):
-        record.heap.refuse("SFX111", f"leaves a hook registered on {record.source.label}; register it before the step")
-    if finished and record.hooks is not None and record.hooks != hook_numbers(fake):
-        record.heap.refuse("SFX111", f"leaves a hook registered on {record.source.label}; register it before the step")
+    if finished and record.edge is None and leaves_unknown(world, record):
+        record.heap.refuse("SFX111", f"changes the dict of hooks of {record.source.label}")
     return changes

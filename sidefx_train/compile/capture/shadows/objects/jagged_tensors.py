@@ -82,9 +82,8 @@ def jagged_shadow(heap: ShadowTableAPI, real: Any, source: Source, static: bool)
     record.instance.snapshot = dict(vars(shadow))
     heap.register(record)
     if real.requires_grad and not passes:
-        carry_hooks(heap, real, shadow, place)
+        carry_hooks(heap, real, shadow, record)
         carry_accumulation_hooks(heap, real, shadow, record)
-        record.hooks = compat.hook_numbers(shadow)
     return shadow
 
 

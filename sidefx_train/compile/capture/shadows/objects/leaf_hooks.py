@@ -7,24 +7,28 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.capture.guards.source import Source
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
 
 
-def carry_hooks(heap: ShadowTableAPI, real: torch.Tensor, fake: torch.Tensor, source: Source) -> None:
+def carry_hooks(heap: ShadowTableAPI, real: torch.Tensor, fake: torch.Tensor, record: Any) -> None:
     """Copies the hooks that a leaf has at entry to its shadow."""
-    for name, register in (
-        ("_backward_hooks", fake.register_hook),
-        ("_post_accumulate_grad_hooks", fake.register_post_accumulate_grad_hook),
+    record.carried = ({}, {})
+    for carried, name, register in zip(
+        record.carried,
+        ("_backward_hooks", "_post_accumulate_grad_hooks"),
+        (fake.register_hook, fake.register_post_accumulate_grad_hook),
+        strict=True,
     ):
-        hooks = heap.shadow(getattr(real, name), heap.sources.slot(source, name))
-        record = heap.dict_record(hooks) if hooks is not None else None
-        if record is not None:
-            record.fill()
-            for hook in hooks.values():
-                register(heap.reenter(hook))
+        source = heap.sources.slot(record.source, name)
+        hooks = heap.shadow(getattr(real, name), source)
+        entries = heap.dict_record(hooks) if hooks is not None else None
+        if entries is not None:
+            entries.fill()
+            for key, hook in hooks.items():
+                carried[register(heap.reenter(hook)).id] = hooks, key
+    record.hooks = compat.hook_numbers(fake)
 
 
 def carry_accumulation_hooks(heap: ShadowTableAPI, real: torch.Tensor, fake: torch.Tensor, record: Any) -> None:

@@ -96,9 +96,8 @@ def tensor_shadow(heap: ShadowTableAPI, real: torch.Tensor, source: Source) -> A
     if real.is_leaf or real.retains_grad:
         record.grad = UNREAD
     if real.is_leaf and real.requires_grad:
-        carry_hooks(heap, real, fake, record.source)
+        carry_hooks(heap, real, fake, record)
         carry_accumulation_hooks(heap, real, fake, record)
-        record.hooks = compat.hook_numbers(fake)
     if source.label in heap.specialization.views_needing_base and real._base is not None:
         heap.shadow(real._base, heap.sources.slot(place, "_base"))
     return fake

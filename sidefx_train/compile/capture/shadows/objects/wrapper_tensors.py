@@ -72,9 +72,8 @@ def wrapper_shadow(heap: ShadowTableAPI, real: Any, source: Source, static: bool
     heap.register(record)
     record.instance.fill()
     if real.requires_grad:
-        carry_hooks(heap, real, shadow, place)
+        carry_hooks(heap, real, shadow, record)
         carry_accumulation_hooks(heap, real, shadow, record)
-        record.hooks = compat.hook_numbers(shadow)
     for name, value in record.instance.snapshot.items():
         if safe_isinstance(value, torch.Tensor) and (value.requires_grad or value.grad_fn is not None):
             _refuse(heap, real, source, f"whose {name} takes part in autograd itself")

@@ -9,17 +9,39 @@ from __future__ import annotations
 
 import inspect
 import types
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd.function import FunctionCtx
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.common import interceptor_registry as registry
+from sidefx_train.compile.common.plain_values import base_container
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
+
+
+class _Held:
+    """An argument that C code only passes on: it reads no container."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def _held(value: Any) -> Any:
+    return value if base_container(type(value)) is None else _Held(value)
+
+
+def _freed(value: Any) -> Any:
+    if type(value) is tuple and any(type(each) is _Held for each in value):
+        return tuple(map(_freed, value))
+    return value.value if type(value) is _Held else value
 
 
 _METHODS = ("forward", "setup_context", "backward", "vjp", "jvp", "vmap")
@@ -38,7 +60,38 @@ def _apply(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         return ABSENT
     if cls not in world.reentering_classes:
         world.reentering_classes[cls] = _reentering_class(world, cls)
-    return world.interp.call(compat.bound_apply(world.reentering_classes[cls]), args[1:], kwargs)
+    given = args[1:] if compat.inside_transform() else tuple(map(_held, args[1:]))
+    made = world.interp.call(compat.bound_apply(world.reentering_classes[cls]), given, kwargs)
+    if world.specialization.native_backward and not kwargs:
+        world.custom_functions.note(cls, args[1:], made)
+    return made
+
+
+@registry.intercept(FunctionCtx.save_for_backward)
+def _save(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    context = world.custom_functions.context(args[0])
+    context.saved = args[1:]
+    context.versions = tuple(value._version if safe_isinstance(value, torch.Tensor) else 0 for value in args[1:])
+    return ABSENT
+
+
+@registry.intercept(FunctionCtx.set_materialize_grads)
+def _materialize(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    (value,) = (*args[1:], *kwargs.values())
+    world.custom_functions.context(args[0]).materializes = bool(value)
+    return ABSENT
+
+
+@registry.intercept(FunctionCtx.mark_non_differentiable)
+def _mark(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    world.custom_functions.context(args[0]).without_gradient = args[1:]
+    return ABSENT
+
+
+@registry.intercept(FunctionCtx.mark_dirty, FunctionCtx.save_for_forward)
+def _write(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    world.custom_functions.context(args[0]).writes = True
+    return ABSENT
 
 
 @registry.intercept(compat.apply_in_transform)
@@ -58,8 +111,34 @@ def _reentering_class(world: TraceWorld, cls: type) -> type:
     for name in _METHODS:
         if getattr(cls, name, None) not in (None, getattr(torch.autograd.Function, name, None)):
             method = world.interp.getattr(cls, name)
-            methods[name] = staticmethod(_with_signature(world.interp.reentering(method), method))
+            reentering = world.interp.reentering(method)
+            reentering = _passing_on(reentering) if name in ("forward", "setup_context") else reentering
+            methods[name] = staticmethod(_with_signature(reentering, method))
+    if world.specialization.native_backward:
+        methods |= {name: _unless_left_out(world, methods[name]) for name in ("backward", "vjp") if name in methods}
     return type(cls)(cls.__name__, (cls,), {"__module__": cls.__module__, "__qualname__": cls.__qualname__, **methods})
+
+
+def _passing_on(method: Any) -> Any:
+    """Returns a method that gets the program's arguments in place of those that C code was given."""
+
+    def run(ctx: Any, *args: Any, **kwargs: Any) -> Any:
+        return method(*map(_freed, (ctx, *args)), **{name: _freed(value) for name, value in kwargs.items()})
+
+    return run
+
+
+def _unless_left_out(world: TraceWorld, method: Any) -> Any:
+    """Returns a backward that passes no gradient on while a backward is recorded in which it runs natively."""
+    held, differentiate = weakref.ref(world), method.__func__
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        alive = held()
+        if alive is not None and alive.custom_functions.leaves_out(ctx):
+            return (None,) * len(ctx.needs_input_grad)
+        return differentiate(ctx, *grads)
+
+    return staticmethod(backward)
 
 
 def _with_signature(reentering: Any, method: Any) -> Any:

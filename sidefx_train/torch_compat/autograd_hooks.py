@@ -57,6 +57,14 @@ class _NodeHooks:
 
             _HookMixin._register_hook = staticmethod(register)  # type: ignore[method-assign]
 
+    def register_on_function(self, node: Any, name: str, hook: Any) -> Any:
+        """Registers a hook on the node of a custom function, which accumulates no gradient: it is not counted."""
+        before = self.registered
+        try:
+            return getattr(node, name)(hook)
+        finally:
+            self.registered = before
+
     def of_leaf(self, leaf: torch.Tensor) -> tuple[Any, Any]:
         """Returns the dicts of a leaf's hooks before and after its ``AccumulateGrad`` node; ``None`` without any."""
         self.listen()

@@ -95,6 +95,7 @@ def order_contributions(
     views: tuple[IntermediateView, ...],
     edges: dict[Place, tuple[Any, int]],
     ready: tuple[int, ...],
+    natives: list[bool],
 ) -> tuple[list[Grads], tuple[tuple[Place, Point], ...]]:
     """Splits the gradients of stages by use, so that outside contributions are accumulated in between.
 
@@ -104,6 +105,7 @@ def order_contributions(
         views: views that are made between the stages.
         edges: gradient edge of each location.
         ready: for each view, the stage before which it is made.
+        natives: for each stage, whether it is a custom function's own node.
 
     Returns:
         The gradients of each stage, and the ordering nodes of some of them: (target, created before what).
@@ -130,6 +132,11 @@ def order_contributions(
         if base in given and use >= 0:
             given[base].append(Contribution(use, node_of["view", i]))
             handed[base].append(None)
+    for k in (k for k, native in enumerate(natives) if native):
+        for place, used in uses[k].items():
+            if place in given:
+                given[place].append(Contribution(used.last, node_of["stage", k]))
+                handed[place].append(None)
     ordering_nodes: list[tuple[Place, Point]] = []
     for place, contributed in given.items():
         for which, before in accumulated_too_early(contributed):

@@ -17,6 +17,7 @@ from sidefx_train.compile.autograd.joint_graph import JointGraph, Stage
 from sidefx_train.compile.autograd.saved_tensor_errors import in_eagers_words
 from sidefx_train.compile.graph.artifacts import Executable
 from sidefx_train.compile.residual.autograd_nodes import custom_view, own_node, pass_through
+from sidefx_train.compile.residual.native_functions import NativeFunction
 from sidefx_train.compile.residual.saved_tensor_refs import Seen
 from sidefx_train.compile.residual.view_replay import CustomView, IntermediateView, replay
 from sidefx_train.errors import SideFXWarning, UnfinishedError
@@ -194,6 +195,16 @@ class _Backward:
     gets_new_grad_fn: frozenset[Place]
     own_counters: frozenset[int]
 
+    @property
+    def results(self) -> tuple[int, ...]:
+        """The differentiated results."""
+        return self.stage.results
+
+    @property
+    def targets(self) -> tuple[Place, ...]:
+        """The targets of the gradients."""
+        return self.stage.grad_inputs
+
     @cached_property
     def tape_runner(self) -> TapeRunner:
         """Runs the same backward operation by operation, under autograd."""
@@ -245,8 +256,13 @@ class Joined:
         gets_new_grad_fn = frozenset[Place](("input", i) for i in graph.gets_new_grad_fn)
         shared = {output for _, output in graph.aliases}
         own_counters = frozenset(i for i in range(graph.outputs) if i not in shared)
-        joined = zip(graph.stages, compiled, casting, strict=True)
-        self.parts = [_Backward(*each, graph.seen, gets_new_grad_fn, own_counters) for each in joined]
+        joined = iter(zip(graph.compiled, compiled, casting, strict=True))
+        self.parts: list[_Backward | NativeFunction] = [
+            stage
+            if isinstance(stage, NativeFunction)
+            else _Backward(*next(joined), graph.seen, gets_new_grad_fn, own_counters)
+            for stage in graph.stages
+        ]
         self.leaves_marks = graph.forward.uses_rng or any(each.writes for each in graph.forward.inputs)
         self.ordering_nodes: dict[Point, list[int]] = {}
         for i, (_, before) in enumerate(graph.ordering_nodes):
@@ -279,7 +295,7 @@ class Joined:
         with torch.no_grad():
             results += [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in graph.hidden]
         for part in self.parts:
-            for i in part.stage.results:
+            for i in part.results:
                 of_input = i in given
                 results[i] = taken[given[i]].detach() if of_input else compat.without_view_relation(results[i])
         for i, output in graph.aliases:  # aliases share one version counter, so in-place changes are detected
@@ -323,7 +339,9 @@ class Joined:
 
         final = [(place, at(place)._version + count) for place, count in graph.metadata_mutated]
 
-        def apply(part: _Backward) -> Any:
+        def apply(part: _Backward | NativeFunction) -> Any:
+            if isinstance(part, NativeFunction):
+                return part.apply(grad_input, at)
             before_write = [(at(place), version, at(place)._version) for place, version in final]
             for tensor, version, _ in before_write:
                 compat.set_version(tensor, version)
@@ -338,7 +356,7 @@ class Joined:
             for number, part in enumerate(self.parts):
                 make_views(number)
                 make_ordering_nodes(("stage", number))
-                for i, tensor in zip(part.stage.results, apply(part), strict=True):
+                for i, tensor in zip(part.results, apply(part), strict=True):
                     results[i] = _updated(taken[given[i]], tensor) if i in given else tensor
                     if i in customs:
                         results[i] = custom_view(customs[i].name)(tensor, partial(viewed, customs[i]))
@@ -351,7 +369,7 @@ class Joined:
         """Returns inputs that get a new history in the step: aliases with the current history, and detached ones to
         save."""
         changed = self.graph.gets_new_grad_fn
-        entered = {place for part in self.parts for place in part.stage.grad_inputs}
+        entered: set[Place] = {place for part in self.parts for place in part.targets}
         entered |= {place for place, _ in self.graph.ordering_nodes}
         entering = {i: _before(taken[i]) for i in changed if ("input", i) in entered and taken[i].requires_grad}
         held = list(taken)

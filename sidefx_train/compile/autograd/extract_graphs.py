@@ -19,12 +19,13 @@ from sidefx_train.compile.autograd.saved_tensor_errors import (
     saved_as_results,
     saved_checks,
 )
-from sidefx_train.compile.autograd.trace_backward import Recorded, RecordedStage
+from sidefx_train.compile.autograd.trace_backward import Recorded, RecordedNative, RecordedStage
 from sidefx_train.compile.capture.recording.eager_parity.linalg_values_only import drop_unused_vectors
 from sidefx_train.compile.capture.recording.tracer import GraphTracer, drop_profiler_nodes, replace_inplace_views
 from sidefx_train.compile.capture.shadows.records import TensorRecord
 from sidefx_train.compile.graph.artifacts import ORIGIN, OWN, SAME, GraphInput, TracedGraph
 from sidefx_train.compile.graph.view_chains import first_of, own_counter
+from sidefx_train.compile.residual.native_functions import NativeFunction
 from sidefx_train.compile.residual.saved_tensor_refs import Shown
 
 if TYPE_CHECKING:
@@ -70,8 +71,11 @@ def extract_graphs(world: TraceWorld, residual: Residual, recorded: Recorded) ->
     changed = (facts for facts in residual.metadata.inputs if facts.mutates_metadata or facts.changes_requires_grad)
     gets_new_grad_fn |= {facts.position for facts in changed if facts.requires_grad or facts.mutates_metadata}
     extractor.gets_new_grad_fn = gets_new_grad_fn
-    stages = [
-        extractor.stage(stage, before, between(position[stage.begin], position[stage.end])) for stage in recorded.stages
+    stages: list[Stage | NativeFunction] = [
+        stage.function
+        if isinstance(stage, RecordedNative)
+        else extractor.stage(stage, before, between(position[stage.begin], position[stage.end]))
+        for stage in recorded.stages
     ]
     returned = len(extractor.results)
     stages = [_placed(stage, each, returned) for stage, each in zip(stages, recorded.stages, strict=True)]
@@ -147,8 +151,13 @@ def _counted(world: TraceWorld, saved: dict[int, fx.Node], outputs: list[fx.Node
     return found
 
 
-def _placed(stage: Stage, recorded: RecordedStage, returned: int) -> Stage:
+def _placed(
+    stage: Stage | NativeFunction, recorded: RecordedStage | RecordedNative, returned: int
+) -> Stage | NativeFunction:
     """Adds the locations of hidden values to a stage, after the ``returned`` results of the forward."""
+    if isinstance(stage, NativeFunction):
+        args: list[Any] = [_place(each, returned) if isinstance(each, tuple) else each for each in stage.args]
+        return replace(stage, args=tuple(args))
     results = tuple(_place(place, returned)[1] for place in recorded.results)
     return replace(stage, results=results, grad_inputs=tuple(_place(place, returned) for place in stage.grad_inputs))
 

@@ -11,6 +11,7 @@ from sidefx_train.compile.autograd.accumulation_order import Place, Point
 from sidefx_train.compile.autograd.node_tape import Tape
 from sidefx_train.compile.autograd.saved_tensor_errors import Saved, SavedCheck
 from sidefx_train.compile.graph.artifacts import TracedGraph
+from sidefx_train.compile.residual.native_functions import NativeFunction
 from sidefx_train.compile.residual.saved_tensor_refs import Seen
 from sidefx_train.compile.residual.view_replay import CustomView, IntermediateView
 
@@ -54,7 +55,7 @@ class JointGraph:
 
     Attributes:
         forward: its results are the step's outputs, then the values other than inputs that the backward needs.
-        stages: the backward, in forward order.
+        stages: the backward, in forward order: compiled ones, and custom functions whose own backward runs natively.
         outputs: number of results of the forward that are the step's.
         aliases: (result, output) of results that share storage with an output: detached ones, or saved values.
         own_counters: results after the outputs with version counters of their own, though their storage is known
@@ -80,7 +81,7 @@ class JointGraph:
     """
 
     forward: TracedGraph
-    stages: tuple[Stage, ...]
+    stages: tuple[Stage | NativeFunction, ...]
     outputs: int
     aliases: tuple[tuple[int, int], ...]
     own_counters: tuple[int, ...]
@@ -100,4 +101,9 @@ class JointGraph:
     @property
     def graphs(self) -> tuple[TracedGraph, ...]:
         """Returns all graphs to compile, the forward first."""
-        return (self.forward, *(stage.backward for stage in self.stages))
+        return (self.forward, *(stage.backward for stage in self.compiled))
+
+    @property
+    def compiled(self) -> tuple[Stage, ...]:
+        """Returns the stages that are compiled."""
+        return tuple(stage for stage in self.stages if isinstance(stage, Stage))

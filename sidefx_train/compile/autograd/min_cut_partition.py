@@ -28,7 +28,7 @@ def recompute(joint: JointGraph) -> JointGraph:
 
     A backward in several stages saves what autograd would save.
     """
-    if len(joint.stages) > 1:
+    if len(joint.stages) != 1 or not joint.compiled:
         return joint
     plan = _Plan(joint)
     if not any(plan.again.get(node) for node in plan.saved):
@@ -51,7 +51,7 @@ class _Plan:
 
     def __init__(self, joint: JointGraph) -> None:
         self.joint = joint
-        (self.stage,) = joint.stages
+        (self.stage,) = joint.compiled
         self.forward, self.backward = joint.forward.module.graph, self.stage.backward.module.graph
         self.placeholders = [n for n in self.forward.nodes if n.op == "placeholder"]
         self.returned: list[fx.Node] = list(_output(self.forward).args[0])  # type: ignore[arg-type]

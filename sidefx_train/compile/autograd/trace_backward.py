@@ -19,7 +19,9 @@ from sidefx_train.compile.autograd.shared_intermediates import Hidden, shared_va
 from sidefx_train.compile.capture.shadows.records import LeafRecord, TensorRecord
 from sidefx_train.compile.capture.side_effects.collect import observe
 from sidefx_train.compile.capture.side_effects.compare import difference
+from sidefx_train.compile.capture.side_effects.custom_functions import FunctionCall
 from sidefx_train.compile.graph.view_chains import gradient_edge, gradient_edges_behind, own_counter
+from sidefx_train.compile.residual.native_functions import Like, NativeFunction
 from sidefx_train.compile.residual.view_replay import IntermediateView
 
 if TYPE_CHECKING:
@@ -54,13 +56,30 @@ class RecordedStage:
 
 
 @dataclass(frozen=True)
+class RecordedNative:
+    """A custom function whose own backward runs natively: nothing is recorded of it.
+
+    Attributes:
+        results, tangents, begin, end, grads: as of a :class:`RecordedStage`; no nodes and no gradients.
+        function: the call.
+    """
+
+    results: tuple[Place, ...]
+    tangents: tuple[torch.Tensor, ...]
+    begin: fx.Node
+    end: fx.Node
+    grads: tuple[tuple[Place, torch.Tensor], ...]
+    function: NativeFunction
+
+
+@dataclass(frozen=True)
 class Recorded:
     """The complete backward, with ``updates``, ``views``, ``ready``, ``detours`` and ``hidden`` of the joint graph.
 
     If recorded ``in_order``, operations run one by one.
     """
 
-    stages: tuple[RecordedStage, ...]
+    stages: tuple[RecordedStage | RecordedNative, ...]
     updates: tuple[tuple[int, int], ...]
     views: tuple[IntermediateView, ...]
     ready: tuple[int, ...]
@@ -122,7 +141,11 @@ class _BackwardRecording:
         world, residual = self.world, self.residual
         self._share_values(in_order)
         leaves = {id(shadow): (edge.node, edge.output_nr) for shadow, edge in _leaves(world, self.inputs)}
-        stages = [self._record_stage(results, earlier, leaves) for results, earlier in self.levels]
+        stages: list[RecordedStage | RecordedNative] = [
+            self._record_stage(results, earlier, leaves) if (call := self._native(results)) is None else
+            self._record_native(call, results)
+            for results, earlier in self.levels
+        ]  # fmt: skip
         self._check_effects()
         edges: dict[Place, tuple[Any, int]] = {
             ("input", position): (edge.node, edge.output_nr) for position, edge in self.inputs
@@ -132,7 +155,8 @@ class _BackwardRecording:
         ordering_nodes: tuple[tuple[Place, Point], ...] = ()
         if in_order:
             grads = [stage.grads for stage in stages]
-            handed, ordering_nodes = order_contributions(grads, self.uses, residual.views, edges, made)
+            natives = [isinstance(stage, RecordedNative) for stage in stages]
+            handed, ordering_nodes = order_contributions(grads, self.uses, residual.views, edges, made, natives)
             stages = [replace(stage, grads=grads) for stage, grads in zip(stages, handed, strict=True)]
         leaves_of = {place for place in edges if place[0] == "input" and _is_leaf(world, place[1])}
         if not all(_is_quiet(world, i) for _, i in leaves_of):
@@ -168,6 +192,68 @@ class _BackwardRecording:
             }
             self.levels, self.ready = _levels(self.fakes, self._ends)
 
+    def _native(self, results: tuple[Place, ...]) -> FunctionCall | None:
+        """Returns the custom function that made the results of a level and whose own backward runs natively."""
+        place = results[0]
+        return self.world.custom_functions.of(self.fakes[place]) if place[0] == "result" else None
+
+    def _record_native(self, call: FunctionCall, results: tuple[Place, ...]) -> RecordedNative:
+        """Finds out where the tensors are that a custom function gets and saves."""
+        world, residual = self.world, self.residual
+        edges: dict[Any, Place] = {(edge.node, edge.output_nr): ("input", position) for position, edge in self.inputs}
+        edges |= {gradient_edge(fake): place for place, fake in self.fakes.items()}
+        places: dict[int, Place] = {id(fake): place for place, fake in self.fakes.items() if place[0] != "hidden"}
+
+        def refuse(what: str) -> Any:
+            reason = f"{call.cls.__name__}, whose backward must run natively outside of the step, {what}"
+            return world.heap.refuse("SFX107", reason)
+
+        following = iter(call.node.next_functions)
+        args: list[Any] = []
+        for arg in call.args:
+            if not isinstance(arg, torch.Tensor):
+                args.append(False)
+                continue
+            edge = next(following)
+            args.append(True if edge[0] is None else edges.get(edge) or refuse("gets a tensor that is changed later"))
+        plan = next(each for each in residual.natives if each.call is call)
+        positions = dict(plan.results)
+        outputs: list[Any] = []
+        for i, output in enumerate(call.outputs):
+            if not isinstance(output, torch.Tensor):
+                outputs.append(None)
+            elif i in positions:
+                given = call.returned_input(output)
+                outputs.append(positions[i] if given is None else (positions[i], given))
+            elif not all(isinstance(size, int) for size in output.shape):
+                refuse("has an unused output of a changing size")
+            else:
+                shape = tuple(output.shape)
+                outputs.append(Like(shape, output.dtype, output.device, output.grad_fn is call.node))
+        saved: list[Any] = []
+        for value, position in zip(call.context.saved, plan.values, strict=True):
+            record = world.heap.record_of(value)
+            if not isinstance(value, torch.Tensor):
+                saved.append(None)
+            elif any(value is each for each in call.outputs) and call.returned_input(value) is not None:
+                refuse("saves an output that is its argument")
+            elif id(value) in places:
+                saved.append(places[id(value)])
+            elif isinstance(record, TensorRecord):
+                saved.append(("input", next(i for i, x in enumerate(world.tracer.real_inputs) if x is record.real)))
+            elif position is not None:
+                saved.append(("result", position))
+            else:
+                refuse("saves a tensor that is neither its argument nor its output")
+        if {place for place in results if place[0] == "result"} != {("result", i) for i in positions.values()}:
+            refuse("has outputs that are used in another order")
+        number = call.node._sequence_nr()
+        self.uses.append({arg: Uses(last=number) for arg in args if isinstance(arg, tuple)})
+        materializes, single = call.context.materializes, call.single
+        function = NativeFunction(call.cls, tuple(args), tuple(outputs), single, tuple(saved), materializes)
+        last = world.tracer.last_node()
+        return RecordedNative(results, tuple(self.tangents[place] for place in results), last, last, (), function)
+
     def _record_stage(
         self, results: tuple[Place, ...], earlier: tuple[Place, ...], leaves: dict[int, tuple[Any, int]]
     ) -> RecordedStage:
@@ -191,6 +277,7 @@ class _BackwardRecording:
                 contributions(roots, edges) as parts,
                 recorder.recording(),
                 world.reads.heard(),
+                world.custom_functions.left_out(),
             ):
                 asked = [root.edge if isinstance(root, Hidden) else root for root in roots]
                 found = torch.autograd.grad(asked, edges, given, retain_graph=True, allow_unused=True) if edges else ()
@@ -221,7 +308,7 @@ class _BackwardRecording:
 
 
 def _own_nodes(
-    stages: list[RecordedStage], fakes: dict[Place, Any], made_outside: set[int]
+    stages: list[RecordedStage | RecordedNative], fakes: dict[Place, Any], made_outside: set[int]
 ) -> tuple[tuple[int, int, str], ...]:
     """Returns the results that get a node of their own: (result, stage after which it is created, its name), in order.
 
@@ -233,7 +320,7 @@ def _own_nodes(
     for k, stage in enumerate(stages):
         for place in stage.results:
             fake = fakes[place]
-            if place[0] != "result" or place[1] in made_outside:
+            if isinstance(stage, RecordedNative) or place[0] != "result" or place[1] in made_outside:
                 continue
             last = k
             while last + 1 < len(stages) and begun[last + 1] < _begun(fake):
@@ -261,14 +348,18 @@ def _is_leaf(world: TraceWorld, position: int) -> bool:
 
 
 def _in_eager_order(
-    stages: list[RecordedStage], leaves: set[Place], ordering_nodes: tuple[tuple[Place, Point], ...]
-) -> tuple[list[RecordedStage], tuple[tuple[Place, Point], ...]]:
+    stages: list[RecordedStage | RecordedNative],
+    leaves: set[Place],
+    ordering_nodes: tuple[tuple[Place, Point], ...],
+) -> tuple[list[RecordedStage | RecordedNative], tuple[tuple[Place, Point], ...]]:
     """Adds ordering nodes to gradients of leaves, so that the engine reaches the leaves, and their hooks, as in eager.
 
     The engine reaches all leaves of one node in an order of its own; among ordering nodes it runs the newest first.
     """
     found, more = list(stages), list(ordering_nodes)
     for k, stage in enumerate(stages):
+        if isinstance(stage, RecordedNative):
+            continue
         last: dict[Place, tuple[int, int]] = {}
         for time, run in enumerate(stage.recorder.runs):
             for number, edge in enumerate(run.node.next_functions):
@@ -308,6 +399,7 @@ def _record_unused(world: TraceWorld, recorder: TapeRecorder, values: list[Any])
             _without_gradients(values),
             _stopping_at(ends),
             other.recording(),
+            world.custom_functions.left_out(),
         ):
             asked = [GradientEdge(*edge) for edge in begun]
             torch.autograd.grad(asked, ends, given, retain_graph=True, allow_unused=True)
@@ -462,7 +554,8 @@ def _without_hooks(world: TraceWorld) -> Iterator[None]:
     for shadow, _ in before:
         compat.set_tensor_hooks(shadow, {})
     try:
-        yield
+        with world.custom_functions.without_hooks():
+            yield
     finally:
         for shadow, hooks in before:
             compat.set_tensor_hooks(shadow, hooks)
@@ -487,6 +580,9 @@ def _check_separate(world: TraceWorld, fakes: list[torch.Tensor]) -> None:
         node = world.tracer.node_of(fake)
         if compat.storage_id(fake) in outside and own_counter(node) is node:
             continue  # autograd does not know of it in eager either
+        native = world.custom_functions.of(fake)
+        if native is not None and native.returned_input(fake) is not None:
+            continue  # as in eager, the function's node makes it a view
         if compat.storage_id(fake) in taken:
             world.heap.refuse("SFX107", "cannot return a differentiable view together with its base")
         taken.add(compat.storage_id(fake))

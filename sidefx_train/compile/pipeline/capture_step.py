@@ -287,8 +287,9 @@ class CaptureRun:
 
         residual, joint = planned(), None
         if self.spec.native_backward:
-            hooks = world.left_hooks.of_step(residual.differentiable.values())
-            if hooks:
+            results = residual.differentiable.values()
+            hooks = [*world.left_hooks.of_step(results), *world.custom_functions.choose(results)]
+            if hooks or world.custom_functions.native:
                 effects = replace(effects, calls=[*hooks, *effects.calls])
                 residual = planned()
         has_collectives = communicates(self.tracer.graph)

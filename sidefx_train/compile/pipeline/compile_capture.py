@@ -99,9 +99,9 @@ def compile_graphs(
         if captured.joint is None:
             return replace(compiled(captured.traced, "", verdict), verification=found)
         executable = compiled(captured.traced, "forward: ", verdict)
-        backwards = [compiled(stage.backward, "backward: ") for stage in captured.joint.stages]
+        backwards = [compiled(stage.backward, "backward: ") for stage in captured.joint.compiled]
     one_by_one = config.backend in ("eager", "aot_eager")
-    casting = [build_casting(stage.backward) if one_by_one else None for stage in captured.joint.stages]
+    casting = [build_casting(stage.backward) if one_by_one else None for stage in captured.joint.compiled]
     joined = join(captured.joint, executable, backwards, casting)
     conditions = [condition for each in (executable, *backwards) for condition in each.conditions]
     return replace(joined, conditions=tuple(conditions), verification=found)

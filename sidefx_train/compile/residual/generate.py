@@ -26,6 +26,7 @@ from sidefx_train.compile.common.source_literals import literal
 from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.graph.step_metadata import StepMetadata
 from sidefx_train.compile.residual.effect_lines import GradientLine, effect_lines, gradients_at_once, switch_line
+from sidefx_train.compile.residual.native_functions import PlannedFunction
 from sidefx_train.compile.residual.reconstruct import Rebuilder
 from sidefx_train.compile.residual.saved_tensor_refs import Seen
 from sidefx_train.compile.residual.view_replay import CustomView, IntermediateView, KnownOutputs
@@ -55,6 +56,7 @@ class Residual:
         views: views that their backward passes through; ``run`` returns them after the outputs, last first.
         seen: records the other views that the source makes, if a backward leaves the step too.
         shown: those views, by their nodes.
+        natives: calls of custom functions whose own backward runs outside, with the positions of the values they save.
         made: ids of objects created in the step that leave it.
         positional: number of positional arguments.
         keywords: names of keyword arguments, in call order.
@@ -73,6 +75,7 @@ class Residual:
     views: tuple[IntermediateView, ...]
     seen: Seen
     shown: dict[fx.Node, int]
+    natives: tuple[PlannedFunction, ...]
     made: frozenset[int]
     positional: int
     keywords: tuple[str, ...]
@@ -162,6 +165,7 @@ class _Generation:
             views,
             rebuilder.seen,
             rebuilder.shown,
+            rebuilder.natives(),
             rebuilder.made(),
             positional,
             keywords,
@@ -201,6 +205,8 @@ class _Generation:
     def _epilogue(self, returned: Any, suspended: bool) -> list[str]:
         """Returns the lines after the graph: results, effects, deferred calls."""
         rebuilder, effects = self.rebuilder, self.effects
+        for function in reversed(self.world.custom_functions.native):
+            rebuilder.native(function)
         for call in effects.calls:
             if call.result is not None:
                 rebuilder.deferred(call)

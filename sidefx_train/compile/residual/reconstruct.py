@@ -46,6 +46,7 @@ from sidefx_train.compile.capture.shadows.objects.outside_exceptions import CHAI
 from sidefx_train.compile.capture.shadows.objects.weak_references import ShadowRef
 from sidefx_train.compile.capture.shadows.records import Record, TensorRecord
 from sidefx_train.compile.capture.shadows.shadow_table import BY_IDENTITY, BY_VALUE, PASSED_THROUGH
+from sidefx_train.compile.capture.side_effects.custom_functions import FunctionCall
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.plain_values import (
     DERIVED_FROM,
@@ -68,6 +69,7 @@ from sidefx_train.compile.graph.freed_history import is_freed
 from sidefx_train.compile.residual.autograd_nodes import freed_result
 from sidefx_train.compile.residual.construction_order import ConstructionOrder
 from sidefx_train.compile.residual.jagged_outputs import JaggedOutputs
+from sidefx_train.compile.residual.native_functions import PlannedFunction
 from sidefx_train.compile.residual.tensor_outputs import TensorRebuilder
 from sidefx_train.compile.residual.view_replay import KnownOutputs
 
@@ -184,6 +186,48 @@ class Rebuilder(ConstructionOrder, TensorRebuilder):
             return ""
         return f"with {self.writer.constant(compat.default_dtype)}({self.writer.constant(dtype)}): "
 
+    def native(self, function: FunctionCall) -> None:
+        """Makes what a custom function's own node needs outside results, and writes the attributes of its context."""
+        world, context = self.world, function.context
+        outputs = [function.outputs[i] for i in world.custom_functions.live_outputs(function)]
+        made = [self.prepared(output) for output in outputs]
+        for arg in function.args:
+            if safe_isinstance(arg, torch.Tensor) and arg.requires_grad:
+                self.prepared(arg)
+        for saved in context.saved:
+            if safe_isinstance(saved, torch.Tensor) and saved.requires_grad:
+                self.prepared(saved)
+            elif safe_isinstance(saved, torch.Tensor) and world.heap.record_of(saved) is None:
+                self._saved(saved, function)
+        name = self._made[id(function.node)] = self.writer.fresh("context")
+        self._keep.append(function.node)
+        self.lines.append(f"{name} = {made[0]}.grad_fn")
+        for key, item in vars(function.node).items():
+            self.lines.append(f"{name}.__dict__[{self.writer.constant(key)}] = {self.expression(item)}")
+
+    def _saved(self, value: torch.Tensor, function: FunctionCall) -> None:
+        """Makes a tensor without history that a custom function saves a result."""
+        plain = type(value) is compat.FakeTensor and not value._is_view() and not self.views.is_outside(value)
+        if not plain:
+            reason = f"{function.cls.__name__}, whose backward must run natively outside of the step, saves a view"
+            self.world.heap.refuse("SFX107", reason)
+        self.output(self.world.tracer.node_of(value))
+
+    def natives(self) -> tuple[PlannedFunction, ...]:
+        """Returns the custom functions whose own backward runs outside."""
+        node_of, found = self.world.tracer.node_of, []
+        for function in self.world.custom_functions.native:
+            live = self.world.custom_functions.live_outputs(function)
+            results = tuple((i, self._index[node_of(function.outputs[i])]) for i in live)
+            values = tuple(
+                self._index.get(node_of(saved))
+                if safe_isinstance(saved, torch.Tensor) and not saved.requires_grad
+                and self.world.heap.record_of(saved) is None else None
+                for saved in function.context.saved
+            )  # fmt: skip
+            found.append(PlannedFunction(function, results, values))
+        return tuple(found)
+
     def _callable(self, fn: Any) -> str:
         record = self.world.heap.record_of(attribute_of(fn, "__self__"))
         if safe_isinstance(fn, (types.MethodType, types.BuiltinMethodType)) and record is not None:
@@ -297,7 +341,9 @@ class Rebuilder(ConstructionOrder, TensorRebuilder):
             return self.expression(left.handles[number])
         if left.is_registered(number) and not self.world.specialization.native_backward:
             left.wants_native = True
-            self.world.heap.refuse("SFX107", "the handle of a hook that runs in the backward of an output leaves the step")
+            self.world.heap.refuse(
+                "SFX107", "the handle of a hook that runs in the backward of an output leaves the step"
+            )
         return None
 
     def _deferred(self, value: DeferredValue) -> str:

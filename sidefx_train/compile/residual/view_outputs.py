@@ -396,7 +396,8 @@ class Views:
             if fn is None or fn is stop or fn in seen:
                 continue
             seen.add(fn)
-            if safe_isinstance(fn, torch.autograd.function.BackwardCFunction) or fn in self.world.hooked:
+            hooked = fn in self.world.hooked and not self.world.specialization.native_backward
+            if hooked or safe_isinstance(fn, torch.autograd.function.BackwardCFunction):
                 return False
             todo += [following for following, _ in fn.next_functions]
         return True

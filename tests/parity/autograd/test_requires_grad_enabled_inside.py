@@ -68,18 +68,11 @@ def same(wanted, found):
 
 @pytest.mark.parametrize("change", [False, True])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("step", [in_the_middle, by_attribute, differentiated_twice])
+@pytest.mark.parametrize("step", [in_the_middle, by_attribute, differentiated_twice, hooked, hooked_and_differentiated])
 def test_captured(step, backend, change):
     captured = sidefx_train.compile(step, backend=backend, fullgraph=True, on_failure="raise")
     same(run(step, change), run(captured, change))
     assert captured.report().replays == 3
-
-
-@pytest.mark.parametrize(("step", "code"), [(hooked, "SFX111"), (hooked_and_differentiated, "SFX111")])
-def test_with_hooks_it_is_left_to_eager(step, code):
-    captured = sidefx_train.compile(step, backend="aot_eager")
-    same(run(step), run(captured))
-    assert {item.code for item in captured.report().fallbacks} == {code}
 
 
 def test_what_is_a_leaf_already_is_another_entry():

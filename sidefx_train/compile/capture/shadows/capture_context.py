@@ -44,6 +44,7 @@ class CaptureContext(ABC):
     reentry: Any
     random_draws: Any
     left_hooks: Any
+    custom_functions: Any
     host_reads: Any
 
     @abstractmethod

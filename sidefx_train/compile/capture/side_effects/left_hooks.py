@@ -1,7 +1,7 @@
 """Hooks on tensors that a step registers and leaves: the epilogue registers them on the real tensors.
 
-A hook on a tensor from outside runs in any later backward. A hook on a tensor of the step runs in a backward outside: it
-is recorded with that backward or, if it has side effects or reads what may change until then, registered natively.
+A hook on a tensor from outside runs in any later backward. A hook on a tensor of the step runs in a backward outside:
+it is recorded with that backward or, if it has side effects or reads what may change until then, registered natively.
 """
 
 from __future__ import annotations
@@ -92,8 +92,9 @@ class LeftHooks:
 
     def _leaf(self, tensor: torch.Tensor) -> TensorRecord | LeafRecord | None:
         record = self._world.heap.record_of(tensor)
-        known = safe_isinstance(record, (TensorRecord, LeafRecord))
-        return record if known and tensor.grad_fn is None else None
+        if safe_isinstance(record, (TensorRecord, LeafRecord)) and tensor.grad_fn is None:
+            return record
+        return None
 
     def _calls(self, watched: list[_Watched]) -> list[DeferredCall]:
         found: list[tuple[int, DeferredCall]] = []

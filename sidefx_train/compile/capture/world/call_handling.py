@@ -372,6 +372,10 @@ class Calls:
 
     def _noted(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any, torch_call: bool) -> Any:
         """Returns the result of C code, after what guards need to know of it is recorded."""
+        if type(made) is torch.utils.hooks.RemovableHandle and self.world.specialization.native_backward:
+            node = attribute_of(fn, "__self__")
+            if safe_isinstance(node, torch.autograd.graph.Node) and args:
+                self.world.custom_functions.hook(node, fn.__name__, args[0], made)
         if safe_isinstance(made, STANDING):
             self._note_made(fn, args, made)
         if type(fn) in _ASKS:

@@ -24,6 +24,7 @@ from sidefx_train.compile.capture.shadows.deferred_values import (
     DeferredResult,
 )
 from sidefx_train.compile.capture.shadows.shadow_table import ShadowTable
+from sidefx_train.compile.capture.side_effects.custom_functions import CustomFunctions
 from sidefx_train.compile.capture.side_effects.left_hooks import LeftHooks
 from sidefx_train.compile.capture.world import backward_reads
 from sidefx_train.compile.capture.world.attribute_access import Attributes
@@ -74,6 +75,7 @@ class TraceWorld(CaptureWorldAPI):
         kept_apart: ids of outside tensors that must not share storage with others, as if they were written.
         hooked: autograd nodes of tensors on which the step registered a hook.
         left_hooks: hooks on tensors that the step leaves registered.
+        custom_functions: calls of custom autograd functions.
         native_backward_wanted: Python code in a recorded backward must run natively.
         replayed: by how much replaying views after the graph will increment the version counter of their base.
         native_generators: generators of torch that run natively: contexts, which are left at the end.
@@ -163,6 +165,7 @@ class TraceWorld(CaptureWorldAPI):
         self.freed: set[Any] = set()
         self.hooked: set[Any] = set()
         self.left_hooks = LeftHooks(self)
+        self.custom_functions = CustomFunctions(self)
         self.native_backward_wanted = False
         self.replayed: list[tuple[torch.Tensor, int]] = []
         self.last_error: tuple[Exception, Any, Location | None] | None = None

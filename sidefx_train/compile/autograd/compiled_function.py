@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -20,6 +21,7 @@ from sidefx_train.compile.residual.autograd_nodes import custom_view, own_node, 
 from sidefx_train.compile.residual.native_functions import NativeFunction
 from sidefx_train.compile.residual.saved_tensor_refs import Seen
 from sidefx_train.compile.residual.view_replay import CustomView, IntermediateView, replay
+from sidefx_train.compile.residual.wrapper_outputs import WrapperLayout
 from sidefx_train.errors import SideFXWarning, UnfinishedError
 
 
@@ -33,16 +35,18 @@ class _CapturedPart(torch.autograd.Function):
         ctx.save_for_backward(*(value if isinstance(value, torch.Tensor) else None for value in saved))
         ctx.versions = [value._version if isinstance(value, torch.Tensor) else 0 for value in saved]
         ctx.numbers = {i: value for i, value in enumerate(saved) if not isinstance(value, torch.Tensor)}
-        ctx.outputs = [_Layout(results[i]) for i in part.stage.results]
+        ctx.outputs = part.layouts(results)
         ctx.set_materialize_grads(False)
         ctx.part = part
         ctx.seen = part.seen.now
+        ctx.watched = ()
         if part.unsaved:
             ctx.links = {i: link_to(grad_inputs[i]) for i in part.unsaved if grad_inputs[i].grad_fn is not None}
         return tuple(results[i] for i in part.stage.results)
 
     @staticmethod
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> Any:
+        _check_wrappers(ctx.watched)
         missing = {i for i, tangent in enumerate(tangents) if tangent is None}
         given = [ctx.numbers.get(i, tensor) for i, tensor in enumerate(_unpacked(ctx, missing))]
         shown = compat.dispatch_mode_active()  # a mode around the backward is asked for every operator
@@ -55,6 +59,18 @@ class _CapturedPart(torch.autograd.Function):
         return (None, None, None, *_computed(ctx, given, tangents, missing))
 
 
+def _check_wrappers(watched: Sequence[tuple[Any, int]]) -> None:
+    """Raises if a wrapper subclass was changed in place whose tensors the backward reads."""
+    for held, version in watched:
+        wrapper = held()
+        if wrapper is not None and wrapper._version != version:
+            what = f"a {type(wrapper).__qualname__} of size {list(wrapper.shape)}"
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"{what} is at version {wrapper._version}; expected version {version} instead."
+            )
+
+
 def _computed(
     ctx: Any, given: list[Any], tangents: Sequence[torch.Tensor | None], missing: set[int]
 ) -> list[torch.Tensor | None]:
@@ -63,9 +79,9 @@ def _computed(
     del given[len(part.stage.saved) :]
     with torch.no_grad():
         fixed = not part.stage.any_layout
-        given += [layout.fit(tangent, fixed) for tangent, layout in zip(tangents, ctx.outputs, strict=True)]
+        given += [layout.fit(part_of, fixed) for part_of, layout in zip(part.plain(tangents), ctx.outputs, strict=True)]
         run = part.cast if part.cast is not None and compat.autocast_enabled() else part.run
-        grads = list(run(given))
+        grads = part.together(run(given))
     for i, made_of in enumerate(part.stage.depends):
         if made_of <= missing:  # of unused outputs: eager leaves the leaf alone
             grads[i] = None
@@ -200,6 +216,28 @@ class _Backward:
         """The differentiated results."""
         return self.stage.results
 
+    def layouts(self, results: list[Any]) -> list[_Layout]:
+        """Returns the layouts of the plain tensors of which the tangents consist."""
+        found: list[_Layout] = []
+        for i, layout in zip(self.stage.results, self.stage.tangent_layouts, strict=True):
+            found += [_Layout.of(results[i])] if layout is None else [_Layout(*_laid(each)) for each in layout.plain]
+        return found
+
+    def plain(self, tangents: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """Returns the plain tensors of which the tangents consist."""
+        found: list[torch.Tensor | None] = []
+        for tangent, layout in zip(tangents, self.stage.tangent_layouts, strict=True):
+            if layout is None:
+                found.append(tangent)
+            else:
+                found += [None] * len(layout.plain) if tangent is None else layout.taken_apart(tangent)
+        return found
+
+    def together(self, parts: Sequence[Any]) -> list[Any]:
+        """Returns the gradients that consist of some plain tensors."""
+        each = iter(parts)
+        return [next(each) if layout is None else layout.build(each) for layout in self.stage.grad_layouts]
+
     @property
     def targets(self) -> tuple[Place, ...]:
         """The targets of the gradients."""
@@ -275,27 +313,36 @@ class Joined:
         """Returns the step's outputs; differentiable ones are results of autograd nodes over the inputs and each
         other."""
         graph, taken = self.graph, list(args)
+        wrappers = args[len(graph.forward.inputs) :]
+        del args[len(graph.forward.inputs) :], taken[len(graph.forward.inputs) :]
         graph.seen.begin()
         entering, held = self._as_given(taken)
         with torch.no_grad():
             results = list(self.forward(args))
         try:
-            return self._joined(taken, results, entering, held)
+            return self._joined(taken, results, entering, held, wrappers)
         except Exception as error:
             if not self.leaves_marks:
                 raise
             raise UnfinishedError("SFX207", f"{type(error).__name__}: {error}") from error
 
     def _joined(
-        self, taken: list[Any], results: list[Any], entering: dict[int, torch.Tensor], held: list[Any]
+        self,
+        taken: list[Any],
+        results: list[Any],
+        entering: dict[int, torch.Tensor],
+        held: list[Any],
+        wrappers: list[Any],
     ) -> list[Any]:
         """Returns the results with autograd nodes; inputs have been written."""
         graph = self.graph
         given = dict(graph.updates)
         with torch.no_grad():
             results += [torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in graph.hidden]
+            first_shell = len(results)
+            results += [layout.shell() for layout in graph.shells[1]]
         for part in self.parts:
-            for i in part.results:
+            for i in (i for i in part.results if i < first_shell):
                 of_input = i in given
                 results[i] = taken[given[i]].detach() if of_input else compat.without_view_relation(results[i])
         for i, output in graph.aliases:  # aliases share one version counter, so in-place changes are detected
@@ -307,6 +354,7 @@ class Joined:
         views: dict[int, torch.Tensor] = {}
         ordering_nodes: dict[int, torch.Tensor] = {}
         made_by: dict[str, Any] = {"input": taken, "result": results, "view": views, "ordering": ordering_nodes}
+        made_by["wrapper"] = wrappers
 
         def at(place: Place) -> Any:
             return made_by[place[0]][place[1]]
@@ -319,6 +367,7 @@ class Joined:
                 ordering_nodes[i] = _ordering_node(grad_input(graph.ordering_nodes[i][0]))
 
         customs = dict(graph.customs)
+        nodes: list[tuple[_Backward, Any]] = []
 
         def viewed(view: IntermediateView | CustomView) -> torch.Tensor:
             numbers, chain = tuple(results[j] for j in view.numbers), view.chain
@@ -346,6 +395,11 @@ class Joined:
             for tensor, version, _ in before_write:
                 compat.set_version(tensor, version)
             made = _CapturedPart.apply(part, held, results, *map(grad_input, part.stage.grad_inputs))
+            watched = [(place, version) for place, version in part.stage.watched if place[0] == "wrapper"]
+            for_check = [(weakref.ref(at(place)), at(place)._version + version) for place, version in watched]
+            if part.stage.watched:
+                made[0].grad_fn.watched = for_check
+                nodes.append((part, made[0].grad_fn))
             for tensor, _, version in before_write:
                 compat.set_version(tensor, version)
             return made
@@ -363,6 +417,10 @@ class Joined:
                 for i, add_node in self.own_nodes.get(number, ()):
                     add_node(results[i])
             make_views(len(self.parts))
+        for part, node in nodes:
+            shells = ((results[i], version) for (kind, i), version in part.stage.watched if kind == "result")
+            node.watched += [(weakref.ref(shell), version) for shell, version in shells]
+        graph.shells[0].now = results[first_shell:]
         return [*results[: graph.outputs], *(views[i] for i in reversed(range(len(graph.views))))]
 
     def _as_given(self, taken: list[Any]) -> tuple[dict[int, torch.Tensor], list[Any]]:
@@ -392,9 +450,12 @@ def _updated(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 class _Layout:
     """Layout of a tangent: the backward was compiled for the layout of the output."""
 
-    def __init__(self, output: torch.Tensor) -> None:
-        self.size, self.stride = output.size(), output.stride()
-        self.dtype, self.device = output.dtype, output.device
+    def __init__(self, size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> None:
+        self.size, self.stride, self.dtype, self.device = size, stride, dtype, device
+
+    @classmethod
+    def of(cls, output: torch.Tensor) -> _Layout:
+        return cls(output.size(), output.stride(), output.dtype, output.device)
 
     def fit(self, tangent: torch.Tensor | None, fixed: bool) -> torch.Tensor:
         """Returns the tangent, in that layout if ``fixed``, without conjugate and negative bits; zeros for ``None``."""
@@ -404,6 +465,11 @@ class _Layout:
             return tangent
         made = torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=self.device)
         return made.zero_() if tangent is None else made.copy_(tangent)
+
+
+def _laid(layout: WrapperLayout) -> tuple[Any, ...]:
+    size, stride, _, dtype, device = layout.layout
+    return size, stride, dtype, device
 
 
 def join(

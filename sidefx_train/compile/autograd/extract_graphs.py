@@ -25,8 +25,10 @@ from sidefx_train.compile.capture.recording.tracer import GraphTracer, drop_prof
 from sidefx_train.compile.capture.shadows.records import TensorRecord
 from sidefx_train.compile.graph.artifacts import ORIGIN, OWN, SAME, GraphInput, TracedGraph
 from sidefx_train.compile.graph.view_chains import first_of, own_counter
+from sidefx_train.compile.residual.generate import outside_wrappers
 from sidefx_train.compile.residual.native_functions import NativeFunction
 from sidefx_train.compile.residual.saved_tensor_refs import Shown
+from sidefx_train.compile.residual.wrapper_outputs import WrapperLayout, plain_tensors
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
@@ -51,7 +53,8 @@ def extract_graphs(world: TraceWorld, residual: Residual, recorded: Recorded) ->
     drop_profiler_nodes(tracer.graph)
     replace_inplace_views(tracer.graph)
     drop_unused_vectors(tracer.graph)
-    tangents = {tracer.node_of(tangent) for stage in recorded.stages for tangent in stage.tangents}
+    given_grads = [tangent for stage in recorded.stages for tangent in stage.tangents]
+    tangents = {tracer.node_of(each) for tangent in given_grads for each in plain_tensors(tangent)}
     given = [n for n in tracer.graph.nodes if n.op == "placeholder" and n not in tangents]
     extractor = _Extractor(tracer, outputs, given, recorded.in_order)
     position = {node: i for i, node in enumerate(tracer.graph.nodes)}
@@ -71,6 +74,9 @@ def extract_graphs(world: TraceWorld, residual: Residual, recorded: Recorded) ->
     changed = (facts for facts in residual.metadata.inputs if facts.mutates_metadata or facts.changes_requires_grad)
     gets_new_grad_fn |= {facts.position for facts in changed if facts.requires_grad or facts.mutates_metadata}
     extractor.gets_new_grad_fn = gets_new_grad_fn
+    outside = enumerate(outside_wrappers(world))
+    extractor.wrappers = [(("wrapper", i), each.shadow, each.shadow._version - each.version) for i, each in outside]
+    extractor.wrappers += [(("shell", i), each, each._version) for i, each in enumerate(residual.shells.values)]
     stages: list[Stage | NativeFunction] = [
         stage.function
         if isinstance(stage, RecordedNative)
@@ -78,7 +84,8 @@ def extract_graphs(world: TraceWorld, residual: Residual, recorded: Recorded) ->
         for stage in recorded.stages
     ]
     returned = len(extractor.results)
-    stages = [_placed(stage, each, returned) for stage, each in zip(stages, recorded.stages, strict=True)]
+    shells = returned, returned + len(recorded.hidden)
+    stages = [_placed(stage, each, shells) for stage, each in zip(stages, recorded.stages, strict=True)]
     forward = _graph(tracer, extractor.inputs, list(before), extractor.results)
     storages = [
         compat.storage_id(node.meta["val"]) if isinstance(node.meta.get("val"), torch.Tensor) else None
@@ -121,10 +128,11 @@ def extract_graphs(world: TraceWorld, residual: Residual, recorded: Recorded) ->
         tuple(residual.customs.items()),
         recorded.views,
         recorded.ready,
-        tuple((_place(place, returned), before) for place, before in recorded.ordering_nodes),
+        tuple((_place(place, shells), before) for place, before in recorded.ordering_nodes),
         _metadata_mutated(world, extractor, len(outputs)),
         tuple((tuple(like.shape), like.dtype, like.device) for like in recorded.hidden),
         recorded.own_nodes,
+        (residual.shells, tuple(filter(None, map(WrapperLayout.of, residual.shells.values)))),
         residual.seen,
     )
 
@@ -152,19 +160,23 @@ def _counted(world: TraceWorld, saved: dict[int, fx.Node], outputs: list[fx.Node
 
 
 def _placed(
-    stage: Stage | NativeFunction, recorded: RecordedStage | RecordedNative, returned: int
+    stage: Stage | NativeFunction, recorded: RecordedStage | RecordedNative, returned: tuple[int, int]
 ) -> Stage | NativeFunction:
-    """Adds the locations of hidden values to a stage, after the ``returned`` results of the forward."""
+    """Adds the locations of hidden values and shells to a stage, after the results of the forward."""
     if isinstance(stage, NativeFunction):
         args: list[Any] = [_place(each, returned) if isinstance(each, tuple) else each for each in stage.args]
         return replace(stage, args=tuple(args))
     results = tuple(_place(place, returned)[1] for place in recorded.results)
-    return replace(stage, results=results, grad_inputs=tuple(_place(place, returned) for place in stage.grad_inputs))
+    grad_inputs = tuple(_place(place, returned) for place in stage.grad_inputs)
+    watched = tuple((_place(place, returned), version) for place, version in stage.watched)
+    return replace(stage, results=results, grad_inputs=grad_inputs, watched=watched)
 
 
-def _place(place: Place, returned: int) -> Place:
+def _place(place: Place, returned: tuple[int, int]) -> Place:
     kind, i = place
-    return ("result", returned + i) if kind == "hidden" else place
+    if kind == "shell":
+        return "result", returned[1] + i
+    return ("result", returned[0] + i) if kind == "hidden" else place
 
 
 def _metadata_mutated(world: TraceWorld, extractor: _Extractor, outputs: int) -> tuple[tuple[Place, int], ...]:
@@ -197,6 +209,7 @@ class _Extractor:
         shown: views of the program, by node.
         ordering_nodes: targets of gradients that pass through an ordering node.
         gets_new_grad_fn: inputs that are saved without their history.
+        wrappers: (place, wrapper, version after the step) of wrapper subclasses from outside and among the results.
     """
 
     def __init__(self, tracer: GraphTracer, outputs: list[fx.Node], inputs: list[fx.Node], one_by_one: bool) -> None:
@@ -207,14 +220,17 @@ class _Extractor:
         self.shown: dict[fx.Node, Shown] = {}
         self.ordering_nodes: list[Place] = []
         self.gets_new_grad_fn: set[int] = set()
+        self.wrappers: list[tuple[Place, Any, int]] = []
         self.position = {node: i for i, node in enumerate(tracer.graph.nodes)}
 
     def stage(self, recorded: RecordedStage, before: dict[fx.Node, None], among: dict[fx.Node, None]) -> Stage:
         """Returns the backward recorded as the nodes ``among``; ``results`` of the stage are set later."""
         tracer = self.tracer
-        tangents = [tracer.node_of(tangent) for tangent in recorded.tangents]
-        grads = [tracer.node_of(grad) for _, grad in recorded.grads]
-        for node, (_, grad) in zip(grads, recorded.grads, strict=True):
+        plain_tangents = [(i, each) for i, tangent in enumerate(recorded.tangents) for each in plain_tensors(tangent)]
+        plain_grads = [(i, each) for i, (_, grad) in enumerate(recorded.grads) for each in plain_tensors(grad)]
+        tangents = [tracer.node_of(tangent) for _, tangent in plain_tangents]
+        grads = [tracer.node_of(grad) for _, grad in plain_grads]
+        for node, (_, grad) in zip(grads, plain_grads, strict=True):
             if not grad._is_view():
                 node.meta[OWN] = grad._version
         wanted = _needed(grads, among)
@@ -233,7 +249,7 @@ class _Extractor:
         taken = [self._taken(node, recorded.writes) for node in crossing]
         taken += [
             GraphInput(node.name, "tensor", compat.fake_snapshot(fake), node.name)
-            for node, fake in zip(tangents, recorded.tangents, strict=True)
+            for node, (_, fake) in zip(tangents, plain_tangents, strict=True)
         ]
         for node in crossing:
             node.meta[ORIGIN] = node.name
@@ -244,12 +260,50 @@ class _Extractor:
             (),
             tuple(feeds),
             tuple(grad_input for grad_input, _ in recorded.grads),
-            _dependence(wanted, tangents, grads, [recorded.reach[self.origin(place)] for place, _ in recorded.grads]),
+            self._depends(recorded, wanted, tangents, grads, plain_tangents, plain_grads),
             tuple(self._said(list(crossing), reads)),
-            saved_checks(reads, list(crossing), tangents, grads),
+            tuple(
+                replace(
+                    check,
+                    tangents=frozenset(plain_tangents[i][0] for i in check.tangents),
+                    grads=frozenset(plain_grads[i][0] for i in check.grads),
+                )
+                for check in saved_checks(reads, list(crossing), tangents, grads)
+            ),
             self.one_by_one and not any(map(_goes_by_memory, wanted)),
+            tuple(WrapperLayout.of(each) if compat.is_wrapper(each) else None for each in recorded.tangents),
+            tuple(WrapperLayout.of(each) if compat.is_wrapper(each) else None for _, each in recorded.grads),
+            self._watched(list(crossing)),
             self._tape(recorded, wanted, tangents, dict(zip(crossing, feeds, strict=False)), among),
         )
+
+    def _watched(self, crossing: list[fx.Node]) -> tuple[tuple[Place, int], ...]:
+        """Returns the wrapper subclasses that hold saved tensors: only they count what their operators write."""
+        values = [node.meta.get("val") for node in crossing]
+        saved = {compat.storage_id(value) for value in values if isinstance(value, torch.Tensor)}
+        return tuple(
+            (place, version)
+            for place, wrapper, version in self.wrappers
+            if any(compat.storage_id(each) in saved for each in plain_tensors(wrapper))
+        )
+
+    def _depends(
+        self,
+        recorded: RecordedStage,
+        wanted: list[fx.Node],
+        tangents: list[fx.Node],
+        grads: list[fx.Node],
+        plain_tangents: list[tuple[int, torch.Tensor]],
+        plain_grads: list[tuple[int, torch.Tensor]],
+    ) -> tuple[frozenset[int], ...]:
+        """Returns for each gradient the results whose tangents it depends on."""
+        reach = [recorded.reach[self.origin(place)] for place, _ in recorded.grads]
+        firsts = {number: i for i, (number, _) in reversed(list(enumerate(plain_tangents)))}
+        behind = [frozenset(firsts[root] for root in reach[i] if root in firsts) for i, _ in plain_grads]
+        found: list[frozenset[int]] = [frozenset() for _ in recorded.grads]
+        for (i, _), depends in zip(plain_grads, _dependence(wanted, tangents, grads, behind), strict=True):
+            found[i] |= frozenset(plain_tangents[k][0] for k in depends)
+        return tuple(found)
 
     def _tape(
         self,
@@ -260,6 +314,11 @@ class _Extractor:
         among: dict[fx.Node, None],
     ) -> Tape:
         """Returns the stage's backward by autograd nodes."""
+        if recorded.recorder.problem:
+            return Tape(problem=recorded.recorder.problem)
+        for each in (*recorded.tangents, *(grad for _, grad in recorded.grads)):
+            if compat.is_wrapper(each):
+                return Tape(problem=f"it passes through a {type(each).__qualname__}, a tensor subclass")
         own = {place: ("root", i) for i, place in enumerate(recorded.results)}
         direct: dict[fx.Node, tuple[fx.Node, Any]] = {}
         for node in {*feeds, *wanted}:

@@ -94,9 +94,9 @@ class _NotDifferentiable(torch.autograd.Function):
     """Passes gradients on; differentiating them raises."""
 
     @staticmethod
-    def forward(ctx: Any, reason: str, behind: int, *tensors: torch.Tensor) -> Any:
+    def forward(ctx: Any, reason: str, grads: list[torch.Tensor], *behind: torch.Tensor) -> Any:
         ctx.reason = reason
-        return tuple(map(compat.alias_hidden_from_autograd, tensors[behind:]))
+        return tuple(grads)
 
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor) -> Any:
@@ -119,11 +119,15 @@ def refuse_derivative(
         grad_inputs: targets of the gradients, which the engine must reach through the raising node.
         grads: the gradients.
     """
-    held = {i: grad.detach() for i, grad in enumerate(grads) if isinstance(grad, torch.Tensor)}
+    held = {
+        i: grad if compat.is_wrapper(grad) else grad.detach()  # wrappers were just made
+        for i, grad in enumerate(grads)
+        if isinstance(grad, torch.Tensor)
+    }
     if not held:
         return grads
     behind = [each for each in (*grad_inputs, *saved) if isinstance(each, torch.Tensor) and each.requires_grad]
-    made = iter(_NotDifferentiable.apply(reason, len(behind), *behind, *held.values()))
+    made = iter(_NotDifferentiable.apply(reason, list(held.values()), *behind))
     return [next(made) if i in held else grad for i, grad in enumerate(grads)]
 
 

@@ -14,6 +14,7 @@ from sidefx_train.compile.graph.artifacts import TracedGraph
 from sidefx_train.compile.residual.native_functions import NativeFunction
 from sidefx_train.compile.residual.saved_tensor_refs import Seen
 from sidefx_train.compile.residual.view_replay import CustomView, IntermediateView
+from sidefx_train.compile.residual.wrapper_outputs import Shells, WrapperLayout
 
 Origin = tuple[Literal["input", "result", "tangent"], int]
 
@@ -32,6 +33,10 @@ class Stage:
         saved: eager's error texts for changed inputs of the backward, without tangents.
         saved_checks: which of them eager checks between a tangent and a gradient.
         any_layout: tangents keep their layout: eager's sums run over their elements in memory order.
+        tangent_layouts: for each result how its tangent consists of inputs of the backward; ``None`` for plain tensors.
+        grad_layouts: for each gradient how it consists of results of the backward; ``None`` for plain tensors.
+        watched: wrapper subclasses whose tensors the backward reads: (where, version), relative to the version at the
+            call for those from outside.
         tape: the same backward node by node, for higher-order derivatives.
     """
 
@@ -43,6 +48,9 @@ class Stage:
     saved: tuple[Saved, ...]
     saved_checks: tuple[SavedCheck, ...]
     any_layout: bool
+    tangent_layouts: tuple[WrapperLayout | None, ...]
+    grad_layouts: tuple[WrapperLayout | None, ...]
+    watched: tuple[tuple[Place, int], ...]
     tape: Tape
 
 
@@ -77,6 +85,7 @@ class JointGraph:
             the forward returns.
         own_nodes: (result, stage after which it is created, name), in order: nodes of one result each, on which hooks
             are called as in eager.
+        shells: results that are wrapper subclasses, with their layouts: after the hidden ones.
         seen: the program's tensors that the backward saves.
     """
 
@@ -96,6 +105,7 @@ class JointGraph:
     metadata_mutated: tuple[tuple[Place, int], ...]
     hidden: tuple[tuple[tuple[int, ...], torch.dtype, torch.device], ...]
     own_nodes: tuple[tuple[int, int, str], ...]
+    shells: tuple[Shells, tuple[WrapperLayout, ...]]
     seen: Seen
 
     @property

@@ -205,6 +205,12 @@ class _Plan:
         }
         module_of_backward = fx.GraphModule(constants, graph)
         backward = replace(stage.backward, module=module_of_backward, inputs=tuple(inputs))
+        returned = len(next(node for node in reversed(self.forward.nodes) if node.op == "output").args[0])
+
+        def moved(i: int) -> int:  # shells come last
+            return i if i < returned else i - returned + len(results)
+
+        places = [(place, moved(i) if place == "result" else i, version) for (place, i), version in stage.watched]
         return replace(
             joint,
             forward=replace(joint.forward, module=_returning(module, results)),
@@ -212,6 +218,8 @@ class _Plan:
                 replace(
                     stage,
                     backward=backward,
+                    results=tuple(map(moved, stage.results)),
+                    watched=tuple(((place, i), version) for place, i, version in places),
                     feeds=tuple(feeds),
                     saved=tuple(said.get(node, Saved()) for node in wanted),
                     saved_checks=self._saved_checks(wanted),

@@ -186,8 +186,9 @@ class TapeRecorder:
 
     def _node_of(self, grad: torch.Tensor | None) -> fx.Node | None:
         """Returns the graph node of a gradient."""
-        if grad is not None and compat.is_jagged(grad):
-            self.problem = "it passes through nested tensors"
+        if grad is not None and compat.is_wrapper(grad):
+            kind = "nested tensors" if compat.is_jagged(grad) else f"a {type(grad).__qualname__}, a tensor subclass"
+            self.problem = f"it passes through {kind}"
             return None
         return None if grad is None else self.tracer.node_of(grad)
 

@@ -21,8 +21,10 @@ from sidefx_train.compile.capture.side_effects.collect import observe
 from sidefx_train.compile.capture.side_effects.compare import difference
 from sidefx_train.compile.capture.side_effects.custom_functions import FunctionCall
 from sidefx_train.compile.graph.view_chains import gradient_edge, gradient_edges_behind, own_counter
+from sidefx_train.compile.residual.generate import outside_wrappers
 from sidefx_train.compile.residual.native_functions import Like, NativeFunction
 from sidefx_train.compile.residual.view_replay import IntermediateView
+from sidefx_train.compile.residual.wrapper_outputs import WrapperLayout, plain_tensors
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
@@ -124,17 +126,31 @@ class _BackwardRecording:
         self.world, self.residual, self.tracer = world, residual, world.tracer
         self.made_outside = {*residual.updates, *residual.customs}
         self.fakes: dict[Place, Any] = {("result", i): differentiable[i] for i in metadata.tangents}
+        shells = residual.shells.values
         _check_separate(world, [fake for i, fake in differentiable.items() if i not in self.made_outside])
         self.tangents = {place: self.tracer.add_tangent(fake, i) for i, (place, fake) in enumerate(self.fakes.items())}
+        first = len(self.tangents)
+        self.tangents |= {("shell", i): self._wrapper_tangent(shell, first + i) for i, shell in enumerate(shells)}
+        self.fakes |= {("shell", i): shell for i, shell in enumerate(shells)}
         self.inputs = _inputs(world, metadata.inputs)
-        _check_leaves(world, list(self.fakes.values()), {edge.node for _, edge in self.inputs})
+        self.wrappers = _wrapper_edges(world)
+        entered = {edge.node for _, edge in (*self.inputs, *self.wrappers)}
+        _check_leaves(world, list(self.fakes.values()), entered)
         self._before = observe(world)
         self.fakes |= {("view", i): view.value for i, view in enumerate(residual.views)}
         self._values = list(self.fakes.values())
-        self._ends = {(edge.node, edge.output_nr) for _, edge in self.inputs}
+        self._ends = {(edge.node, edge.output_nr) for _, edge in (*self.inputs, *self.wrappers)}
         self.levels, self.ready = _levels(self.fakes, self._ends)
         self.hidden: list[torch.Tensor] = []
         self.uses: list[dict[Place, Uses]] = []
+
+    def _wrapper_tangent(self, shell: Any, number: int) -> Any:
+        """Returns a gradient of a wrapper: a wrapper over inputs of the backward."""
+        layout = WrapperLayout.of(shell)
+        assert layout is not None, "checked before"
+        parts = [self.tracer.add_tangent(each, number) for each in plain_tensors(shell)]
+        with compat.no_recording():
+            return layout.build(iter(parts))
 
     def record(self, in_order: bool) -> Recorded:
         """Records all parts."""
@@ -150,6 +166,7 @@ class _BackwardRecording:
         edges: dict[Place, tuple[Any, int]] = {
             ("input", position): (edge.node, edge.output_nr) for position, edge in self.inputs
         }
+        edges |= {("wrapper", i): (edge.node, edge.output_nr) for i, edge in self.wrappers}
         edges |= {place: gradient_edge(fake) for place, fake in self.fakes.items()}
         made = times(residual.views, edges, self.ready, self.uses)
         ordering_nodes: tuple[tuple[Place, Point], ...] = ()
@@ -201,6 +218,7 @@ class _BackwardRecording:
         """Finds out where the tensors are that a custom function gets and saves."""
         world, residual = self.world, self.residual
         edges: dict[Any, Place] = {(edge.node, edge.output_nr): ("input", position) for position, edge in self.inputs}
+        edges |= {(edge.node, edge.output_nr): ("wrapper", i) for i, edge in self.wrappers}
         edges |= {gradient_edge(fake): place for place, fake in self.fakes.items()}
         places: dict[int, Place] = {id(fake): place for place, fake in self.fakes.items() if place[0] != "hidden"}
 
@@ -260,6 +278,7 @@ class _BackwardRecording:
         """Records the part from ``results`` to the inputs and to what earlier parts begin at."""
         world, tracer, fakes = self.world, self.tracer, self.fakes
         targets: list[tuple[Place, Any]] = [(("input", position), edge) for position, edge in self.inputs]
+        targets += [(("wrapper", i), edge) for i, edge in self.wrappers]
         targets += [(place, _edge(fakes[place])) for place in earlier]
         edges = [edge for _, edge in targets]
         begin = tracer.last_node()
@@ -289,6 +308,9 @@ class _BackwardRecording:
         writes = {i: version - versions.get(i, version) for i, version in _versions(world).items()}
         _record_unused(world, recorder, self._values)
         grads = [(target, grad) for (target, _), grad in zip(targets, found, strict=True) if grad is not None]
+        if any(compat.is_wrapper(grad) and WrapperLayout.of(grad) is None for _, grad in grads):
+            reason = "a gradient is a tensor subclass that holds something else than tensors and plain values"
+            world.heap.refuse("SFX107", reason)
         if not grads:
             world.heap.refuse("SFX107", "an output requires gradients, but depends on no outside tensor that does")
         self.uses.append({target: part for (target, _), part in zip(targets, parts, strict=True)})
@@ -577,6 +599,8 @@ def _check_separate(world: TraceWorld, fakes: list[torch.Tensor]) -> None:
     outside = {compat.storage_id(r.memory) for r in world.heap.by_real.values() if isinstance(r, TensorRecord)}
     taken = set(outside)
     for fake in fakes:
+        if compat.is_wrapper(fake):
+            continue
         node = world.tracer.node_of(fake)
         if compat.storage_id(fake) in outside and own_counter(node) is node:
             continue  # autograd does not know of it in eager either
@@ -616,6 +640,17 @@ def _inputs(world: TraceWorld, inputs: tuple[InputFacts, ...]) -> list[tuple[int
                 "SFX107", f"{facts.label}, which requires gradients, has another shape than in its autograd history"
             )
         found.append((facts.position, record.edge if record.edge is not None else get_gradient_edge(record.shadow)))
+    return found
+
+
+def _wrapper_edges(world: TraceWorld) -> list[tuple[int, Any]]:
+    """Returns (position, gradient edge) of every wrapper subclass from outside that requires gradients."""
+    found: list[tuple[int, Any]] = []
+    for i, record in enumerate(outside_wrappers(world)):
+        if record.accumulator_hooked or any(compat.hook_numbers(record.shadow)):
+            world.heap.refuse("SFX107", f"{record.source.label}, a tensor subclass, has hooks in a backward outside")
+        if record.requires_grad:
+            found.append((i, GradientEdge(compat.accumulator_of(record.shadow), 0)))
     return found
 
 

@@ -26,6 +26,7 @@ from sidefx_train.compile.capture.resume.resume_function import given_names, is_
 from sidefx_train.compile.capture.resume.suspension import StopPoint, Suspension, frames_of, stop_points, suspend
 from sidefx_train.compile.capture.shadows.containers.iterators import given_state
 from sidefx_train.compile.capture.shadows.objects.leaf_hooks import guard_accumulation_hooks
+from sidefx_train.compile.capture.shadows.objects.wrapper_tensors import WrapperRecord
 from sidefx_train.compile.capture.shadows.records import LeafRecord, TensorRecord
 from sidefx_train.compile.capture.side_effects.collect import bases_wanted, collect
 from sidefx_train.compile.capture.side_effects.effect import SideEffects
@@ -287,26 +288,26 @@ class CaptureRun:
 
         residual, joint = planned(), None
         if self.spec.native_backward:
-            results = residual.differentiable.values()
+            results = [*residual.differentiable.values(), *residual.shells.values]
             hooks = [*world.left_hooks.of_step(results), *world.custom_functions.choose(results)]
             if hooks or world.custom_functions.native:
                 effects = replace(effects, calls=[*hooks, *effects.calls])
                 residual = planned()
         has_collectives = communicates(self.tracer.graph)
-        if world.assumptions and (residual.metadata.tangents or has_collectives):
+        if world.assumptions and (residual.differentiates or has_collectives):
             return replace(self.spec, assumes_nothing=True)  # a split graph, or one that cannot run again
-        if residual.metadata.tangents and not self.spec.passes_ragged_gradients and _ragged_leaves(world):
+        if residual.differentiates and not self.spec.passes_ragged_gradients and _ragged_leaves(world):
             return replace(self.spec, passes_ragged_gradients=True)
-        if residual.metadata.tangents:
+        if residual.differentiates:
             _refuse_differentiated_wrappers(world)
             _refuse_written_jagged(world)
-        if residual.metadata.tangents and world.heap.shown.any:
+        if residual.differentiates and world.heap.shown.any:
             world.heap.refuse("SFX107", "the backward runs outside of a step that uses tensor subclasses")
-        if residual.metadata.tangents and world.functions.around:
+        if residual.differentiates and world.functions.around:
             world.heap.refuse("SFX111", "the backward runs outside of a step inside a TorchFunctionMode")
-        if residual.metadata.tangents and has_collectives:
+        if residual.differentiates and has_collectives:
             world.heap.refuse("SFX103", "calls collectives in a step whose backward runs outside of it")
-        if residual.metadata.tangents:
+        if residual.differentiates:
             _count_writes(world)  # those of the forward: the backward counts its own when it runs
             world.random_draws.end()
             world.host_reads.end()
@@ -421,7 +422,7 @@ def _refuse_differentiated_wrappers(world: TraceWorld) -> None:
         each.source.label
         for each in world.heap.by_real.values()
         if isinstance(each, LeafRecord) and each.requires_grad
-        if compat.is_wrapper(each.real) or not world.sharded_groups
+        if not world.sharded_groups and (not isinstance(each, WrapperRecord) or compat.is_jagged(each.real))
     ]
     which = next(filter(None, (world.tracer.proxy_mode.differentiated, *leaves)), None)
     if which is not None:

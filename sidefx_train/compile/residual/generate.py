@@ -17,6 +17,7 @@ from sidefx_train.compile.capture.guards.kinds.objects import cell_is_set
 from sidefx_train.compile.capture.guards.native_check import follow, split
 from sidefx_train.compile.capture.guards.python_check import HANDLER_RAISED, answering_errors, write_guards
 from sidefx_train.compile.capture.guards.source_writer import Writer
+from sidefx_train.compile.capture.shadows.objects.wrapper_tensors import WrapperRecord
 from sidefx_train.compile.capture.shadows.records import Record, TensorRecord
 from sidefx_train.compile.capture.side_effects.collect import gets_new_history, history_regenerated
 from sidefx_train.compile.capture.side_effects.effect import Effect, SideEffects
@@ -30,6 +31,7 @@ from sidefx_train.compile.residual.native_functions import PlannedFunction
 from sidefx_train.compile.residual.reconstruct import Rebuilder
 from sidefx_train.compile.residual.saved_tensor_refs import Seen
 from sidefx_train.compile.residual.view_replay import CustomView, IntermediateView, KnownOutputs
+from sidefx_train.compile.residual.wrapper_outputs import Shells
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
@@ -56,6 +58,7 @@ class Residual:
         views: views that their backward passes through; ``run`` returns them after the outputs, last first.
         seen: records the other views that the source makes, if a backward leaves the step too.
         shown: those views, by their nodes.
+        shells: wrapper subclasses with a history that leave the step.
         natives: calls of custom functions whose own backward runs outside, with the positions of the values they save.
         made: ids of objects created in the step that leave it.
         positional: number of positional arguments.
@@ -75,11 +78,23 @@ class Residual:
     views: tuple[IntermediateView, ...]
     seen: Seen
     shown: dict[fx.Node, int]
+    shells: Shells
     natives: tuple[PlannedFunction, ...]
     made: frozenset[int]
     positional: int
     keywords: tuple[str, ...]
     gradients: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def differentiates(self) -> bool:
+        """Returns True if autograd outside may differentiate a result."""
+        return bool(self.metadata.tangents or self.shells.values)
+
+
+def outside_wrappers(world: TraceWorld) -> list[WrapperRecord]:
+    """Returns the wrapper subclasses from outside, which a joint graph gets after its other inputs."""
+    records = [each for each in world.heap.by_real.values() if safe_isinstance(each, WrapperRecord)]
+    return [each for each in records if not compat.is_jagged(each.real)]
 
 
 def plan(
@@ -142,9 +157,12 @@ class _Generation:
         inputs = _inputs(world, self.writer)
         self._replay_history()
         epilogue = self._epilogue(returned, suspended)
+        wrappers: list[str] = []
+        if rebuilder.differentiable or rebuilder.shells.values:
+            wrappers = [self.writer.value(record.source) for record in outside_wrappers(world)]
         tests += self.writer.fetched
         off = self.writer.constant(compat.subclasses_off) if world.heap.shown.any else ""
-        source = _render(self.name, tests, inputs, gradients_at_once(self.writer, epilogue), off)
+        source = _render(self.name, tests, inputs + wrappers, gradients_at_once(self.writer, epilogue), off)
         guard_source = _render(self.name, tests, inputs, None, off)
         if any(map(_belongs_to_trace, self.writer.names.values())):
             world.heap.refuse("SFX104", "cannot rebuild an object that holds a tensor, or a callback, of the step")
@@ -165,6 +183,7 @@ class _Generation:
             views,
             rebuilder.seen,
             rebuilder.shown,
+            rebuilder.shells,
             rebuilder.natives(),
             rebuilder.made(),
             positional,

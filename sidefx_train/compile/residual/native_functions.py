@@ -12,7 +12,7 @@ import torch
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.side_effects.custom_functions import FunctionCall
 
-Location = tuple[Literal["input", "result", "view", "hidden"], int]
+Location = tuple[Literal["input", "result", "view", "hidden", "wrapper", "shell"], int]
 
 
 @dataclass(frozen=True)

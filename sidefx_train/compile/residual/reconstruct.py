@@ -72,6 +72,7 @@ from sidefx_train.compile.residual.jagged_outputs import JaggedOutputs
 from sidefx_train.compile.residual.native_functions import PlannedFunction
 from sidefx_train.compile.residual.tensor_outputs import TensorRebuilder
 from sidefx_train.compile.residual.view_replay import KnownOutputs
+from sidefx_train.compile.residual.wrapper_outputs import Shells, WrapperLayout
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
@@ -81,6 +82,7 @@ class Rebuilder(ConstructionOrder, TensorRebuilder):
     """Generates expressions for values of the trace.
 
     Attributes:
+        shells: wrappers with a history that leave the step.
         apply: writes the effects on an outside object before everything that is written later.
     """
 
@@ -91,6 +93,7 @@ class Rebuilder(ConstructionOrder, TensorRebuilder):
         self._made: dict[int, str] = {}
         self._keep: list[Any] = []
         self._constructed: list[Any] = []
+        self.shells = Shells()
         self._jagged = JaggedOutputs(world, writer, self.expression, self.made)
 
     def expression(self, value: Any) -> str:
@@ -301,11 +304,14 @@ class Rebuilder(ConstructionOrder, TensorRebuilder):
         """Returns a wrapper subclass that the step created, with its attributes; none of its class's Python runs."""
         heap, kind = self.world.heap, type(value).__qualname__
         history = value.grad_fn
-        if value._is_view() or value.is_inference() or not (history is None or is_freed(self.world.freed, history)):
-            heap.refuse("SFX107", f"a {kind}, a tensor subclass with an autograd history, leaves the step")
+        live = history is not None and not is_freed(self.world.freed, history)
+        if value.is_inference() or (value._is_view() and not live):
+            heap.refuse("SFX107", f"a {kind}, a tensor subclass that is a view, leaves the step")
         storage = compat.storage_id(value)
         if any(compat.storage_id(other) == storage for other in self._wrappers_around(value)):
             heap.refuse("SFX107", f"a {kind}, a tensor subclass that shares storage with another, leaves the step")
+        if live:
+            return self._differentiable_wrapper(value, kind)
         leaf = history is None and value.requires_grad
         layout = (value.shape, value.stride(), value.storage_offset(), value.dtype, value.device, leaf)
         maker, cls = self.writer.constant(compat.make_wrapper), self.writer.constant(type(value))
@@ -318,6 +324,20 @@ class Rebuilder(ConstructionOrder, TensorRebuilder):
         self._attributes(name, value)
         self._count_writes(value, name)
         return self._with_gradient(value, name)
+
+    def _differentiable_wrapper(self, value: Any, kind: str) -> str:
+        """Returns a wrapper with a history: the joint graph makes it, its attributes are set here."""
+        if WrapperLayout.of(value) is None:
+            reason = f"a {kind}, a tensor subclass with an autograd history, leaves the step"
+            self.world.heap.refuse("SFX107", f"{reason}, and holds something else than tensors and plain values")
+        if value.retains_grad:
+            self.world.heap.refuse("SFX107", f"a {kind}, a tensor subclass that retains its gradient, leaves the step")
+        take = self.writer.constant(self.shells.take, "shell")
+        name = self._remember(value, f"{take}({len(self.shells.values)})")
+        self.shells.values.append(value)
+        self._attributes(name, value)
+        self._count_writes(value, name)
+        return name
 
     def _wrappers_around(self, value: Any) -> list[Any]:
         """Returns the wrapper subclasses from outside, and those that leave the step too, other than ``value``."""

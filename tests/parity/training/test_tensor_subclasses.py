@@ -363,9 +363,10 @@ def test_classes_that_are_refused(cls, code, words):
     refused(lambda x: torch.relu(x), code, words, lambda index: (pair(3, 3, seed=index, cls=cls),))
 
 
-def test_a_view_is_refused():
-    words = "x is a Pair, a tensor subclass with an autograd history, or a view"
-    refused(lambda x: x * 2, "SFX109", words, lambda index: (pair(3, 3, seed=index).t(),))
+def test_a_view_is_captured_and_not_written():
+    parity(lambda: Program(lambda x: x * 2, lambda i: (pair(3, 3, seed=i).t(),)), steps=3, captures=1)
+    words = "changes x, a tensor subclass that is a view, in place"
+    refused(lambda x: x.mul_(2) * 1, "SFX109", words, lambda index: (pair(3, 3, seed=index).t(),))
 
 
 def test_a_result_that_aliases_an_argument_is_refused():
@@ -373,31 +374,10 @@ def test_a_result_that_aliases_an_argument_is_refused():
     refused(lambda x: x.detach(), "SFX107", words)
 
 
-def test_a_backward_outside_is_refused():
-    model = paired(nn.Linear(3, 3))
-
-    def step(x):
-        return (model(x) ** 2).mean()
-
-    refused(step, "SFX107", "a Pair, a tensor subclass with an autograd history, leaves the step")
-
-
-def test_a_backward_outside_through_plain_tensors_is_refused():
-    weight = nn.Parameter(Quantized.of(torch.randn(3, 3)))
-    step = sidefx_train.compile(lambda x: (x @ weight).sum(), backend="eager")
-    for seed in range(2):
-        x = torch.randn(3, 3, generator=torch.Generator().manual_seed(seed))
-        step(x).backward()
-        assert torch.equal(weight.grad, x.sum(0)[:, None].expand(3, 3))
-        weight.grad = None
-    report = sidefx_train.explain(step)
-    assert [(found.code, found.count) for found in report.fallbacks] == [("SFX107", 2)]
-
-
-def test_a_hook_that_stays_is_refused():
+def test_a_hook_that_stays():
     model = paired(nn.Linear(3, 3))
     step = sidefx_train.compile(lambda: model.weight.register_hook(lambda gradient: gradient), backend="eager")
     for calls in (1, 2):
         step()
         assert len(model.weight._backward_hooks) == calls
-    assert {found.code for found in sidefx_train.explain(step).fallbacks} == {"SFX111"}
+    assert not sidefx_train.explain(step).fallbacks

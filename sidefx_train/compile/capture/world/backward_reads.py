@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.plain_values import DEFINITIONS, base_container
 from sidefx_train.compile.common.sentinels import ABSENT
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 class Reads:
     """Reads of variables, attributes and containers that a program could change, recorded while enabled.
 
-    The recomputation of a checkpointed region is not recorded: it must repeat what the region did.
+    The recomputation of a checkpointed region is not recorded: it must repeat what the region did. Nor are the
+    attributes of wrapper subclasses, which a backward reads like saved tensors, and the registry of ``pytree``.
 
     Attributes:
         listening: recording is enabled.
@@ -57,7 +59,7 @@ class Reads:
             self.class_attribute(obj, name, value)
         elif issubclass(type(obj), types.ModuleType):
             self.variable(obj, name, value)
-        elif name not in _STRUCTURE and not _is_of_class(type(obj), name):
+        elif name not in _STRUCTURE and not _is_of_class(type(obj), name) and not compat.is_wrapper(obj):
             self._note(obj, f".{name}", value)
 
     def variable(self, holder: Any, name: str, value: Any) -> None:
@@ -102,6 +104,9 @@ class Reads:
         return ""
 
     def _note(self, holder: Any, name: str, value: Any) -> None:
+        frame = self.world.interp.current_frame
+        if frame is not None and frame.code.co_filename == _PYTREE:
+            return
         if not safe_isinstance(value, DEFINITIONS) and not self._recomputes():
             self._found.append((holder, name))
 
@@ -119,4 +124,5 @@ def _is_of_class(cls: type, name: str) -> bool:
 
 
 _STRUCTURE = frozenset({"_parameters", "_buffers", "_modules", "__class__", "__dict__"})
+_PYTREE = os.path.join(os.path.dirname(torch.__file__), "utils", "_pytree.py")
 _CHECKPOINT = os.path.join(os.path.dirname(torch.__file__), "utils", "checkpoint.py")

@@ -16,7 +16,6 @@ from sidefx_train.compile.capture.guards.guard import TensorFacts
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.shadows.objects.leaf_hooks import carry_accumulation_hooks, carry_hooks
 from sidefx_train.compile.capture.shadows.records import InstanceRecord, LeafRecord
-from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
@@ -61,8 +60,8 @@ def wrapper_shadow(heap: ShadowTableAPI, real: Any, source: Source, static: bool
     heap.fixed_roots.add(id(place))
     facts = TensorFacts.of(real)
     heap.guard("tensor", place, facts)
-    for name in ("grad_fn", "_base"):
-        heap.guard("is", heap.sources.slot(place, name), None)
+    heap.guard("is", heap.sources.slot(place, "grad_fn"), None)
+    heap.guard("equal", heap.sources.call(heap.sources.slot(place, "_is_view")), real._is_view())
     heap.guard("equal", heap.sources.call(heap.sources.slot(place, "storage_offset")), real.storage_offset())
     with compat.no_recording():
         layout = (real.shape, real.stride(), real.storage_offset(), real.dtype, real.device)
@@ -74,9 +73,6 @@ def wrapper_shadow(heap: ShadowTableAPI, real: Any, source: Source, static: bool
     if real.requires_grad:
         carry_hooks(heap, real, shadow, record)
         carry_accumulation_hooks(heap, real, shadow, record)
-    for name, value in record.instance.snapshot.items():
-        if safe_isinstance(value, torch.Tensor) and (value.requires_grad or value.grad_fn is not None):
-            _refuse(heap, real, source, f"whose {name} takes part in autograd itself")
     return shadow
 
 
@@ -85,8 +81,10 @@ def _check(heap: ShadowTableAPI, real: Any, source: Source) -> None:
         _refuse(heap, real, source, "with a __torch_function__ of its own")
     if compat.answers_in_python(real) or real.layout is not torch.strided:
         _refuse(heap, real, source, "that computes its sizes, device or layout itself")
-    if not real.is_leaf or real._is_view():
-        _refuse(heap, real, source, "with an autograd history, or a view")
+    if not real.is_leaf:
+        _refuse(heap, real, source, "with an autograd history")
+    if real._is_view() and (real.requires_grad or real._base.requires_grad):
+        _refuse(heap, real, source, "that is a view of a tensor that requires gradients")
     if real.is_inference():
         _refuse(heap, real, source, "created in inference mode")
 

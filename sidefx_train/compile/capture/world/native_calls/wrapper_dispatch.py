@@ -39,8 +39,6 @@ class WrapperDispatch:
         if self.world.tracer.proxy_mode.probes.among(args, kwargs):
             self._refuse(asked[0], func, "with a number that changes from call to call and that C++ code computes with")
         own = all(map(compat.is_jagged_class, asked))  # torch's Python, without effects that a backward could lose
-        if not own:
-            self.world.tracer.proxy_mode.note_differentiated(asked[0].__qualname__, (args, kwargs))
         error = self.world.last_error
         with self.world.reads.unheard() if own else nullcontext():
             for cls in asked:

@@ -235,7 +235,7 @@ class _Backward:
 
     def together(self, parts: Sequence[Any]) -> list[Any]:
         """Returns the gradients that consist of some plain tensors."""
-        each = iter(parts)
+        each = iter(part.clone() if i in self.stage.shared else part for i, part in enumerate(parts))
         return [next(each) if layout is None else layout.build(each) for layout in self.stage.grad_layouts]
 
     @property

@@ -273,6 +273,7 @@ class _Extractor:
             self.one_by_one and not any(map(_goes_by_memory, wanted)),
             tuple(WrapperLayout.of(each) if compat.is_wrapper(each) else None for each in recorded.tangents),
             tuple(WrapperLayout.of(each) if compat.is_wrapper(each) else None for _, each in recorded.grads),
+            _shared([*crossing, *tangents], plain_grads, recorded),
             self._watched(list(crossing)),
             self._tape(recorded, wanted, tangents, dict(zip(crossing, feeds, strict=False)), among),
         )
@@ -402,6 +403,20 @@ def _dependence(
     return tuple(
         made_of.get(grad, frozenset()) | (behind if grad in constant or not made_of.get(grad) else frozenset())
         for grad, behind in zip(grads, reach, strict=True)
+    )
+
+
+def _shared(
+    inputs: list[fx.Node], plain_grads: list[tuple[int, torch.Tensor]], recorded: RecordedStage
+) -> frozenset[int]:
+    """Returns the parts of gradients that are wrappers whose memory something else has too."""
+    values = [node.meta.get("val") for node in inputs]
+    held = [compat.storage_id(value) for value in values if isinstance(value, torch.Tensor)]
+    held += [compat.storage_id(each) for _, each in plain_grads]
+    return frozenset(
+        k
+        for k, (i, each) in enumerate(plain_grads)
+        if compat.is_wrapper(recorded.grads[i][1]) and held.count(compat.storage_id(each)) > 1
     )
 
 

@@ -35,6 +35,8 @@ class Stage:
         any_layout: tangents keep their layout: eager's sums run over their elements in memory order.
         tangent_layouts: for each result how its tangent consists of inputs of the backward; ``None`` for plain tensors.
         grad_layouts: for each gradient how it consists of results of the backward; ``None`` for plain tensors.
+        shared: results of the backward whose memory a tangent, a saved tensor or another gradient has too, and which a
+            gradient that is a wrapper holds: autograd cannot see that, and would add to them in place.
         watched: wrapper subclasses whose tensors the backward reads: (where, version), relative to the version at the
             call for those from outside.
         tape: the same backward node by node, for higher-order derivatives.
@@ -50,6 +52,7 @@ class Stage:
     any_layout: bool
     tangent_layouts: tuple[WrapperLayout | None, ...]
     grad_layouts: tuple[WrapperLayout | None, ...]
+    shared: frozenset[int]
     watched: tuple[tuple[Place, int], ...]
     tape: Tape
 

@@ -202,3 +202,19 @@ def test_effects_of_its_python_are_left_to_eager():
         return list(CALLS), [parameter.grad.a.tolist() for parameter in model.parameters()]
 
     assert seen(True) == seen(False)
+
+
+def test_gradients_do_not_share_memory():
+    """The engine adds to a gradient in place: neither the given gradient nor another one may change."""
+
+    def step(t, u):
+        return t + u, t.clone()
+
+    def results(run):
+        t, u, given = two(0), two(1), two(2, grad=False)
+        total, copy = run(t, u)
+        for result in (total, copy, total):
+            result.backward(given, retain_graph=True)
+        return shown((t, u, given))
+
+    assert results(sidefx_train.compile(step, **WHOLE)) == results(step)

@@ -288,7 +288,7 @@ class CaptureRun:
 
         residual, joint = planned(), None
         if self.spec.native_backward:
-            results = [*residual.differentiable.values(), *residual.shells.values]
+            results = residual.histories
             hooks = [*world.left_hooks.of_step(results), *world.custom_functions.choose(results)]
             if hooks or world.custom_functions.native:
                 effects = replace(effects, calls=[*hooks, *effects.calls])
@@ -422,7 +422,7 @@ def _refuse_differentiated_wrappers(world: TraceWorld) -> None:
         each.source.label
         for each in world.heap.by_real.values()
         if isinstance(each, LeafRecord) and each.requires_grad
-        if not world.sharded_groups and (not isinstance(each, WrapperRecord) or compat.is_jagged(each.real))
+        if (compat.is_jagged(each.real) if isinstance(each, WrapperRecord) else not world.sharded_groups)
     ]
     which = next(filter(None, (world.tracer.proxy_mode.differentiated, *leaves)), None)
     if which is not None:

@@ -58,6 +58,7 @@ class Residual:
         views: views that their backward passes through; ``run`` returns them after the outputs, last first.
         seen: records the other views that the source makes, if a backward leaves the step too.
         shown: those views, by their nodes.
+        histories: the tensors with an autograd history that leave the step.
         shells: wrapper subclasses with a history that leave the step.
         natives: calls of custom functions whose own backward runs outside, with the positions of the values they save.
         made: ids of objects created in the step that leave it.
@@ -78,6 +79,7 @@ class Residual:
     views: tuple[IntermediateView, ...]
     seen: Seen
     shown: dict[fx.Node, int]
+    histories: tuple[Any, ...]
     shells: Shells
     natives: tuple[PlannedFunction, ...]
     made: frozenset[int]
@@ -183,6 +185,7 @@ class _Generation:
             views,
             rebuilder.seen,
             rebuilder.shown,
+            (*rebuilder.histories(), *rebuilder.shells.values),
             rebuilder.shells,
             rebuilder.natives(),
             rebuilder.made(),

@@ -93,6 +93,12 @@ class TensorRebuilder(ABC):
         """Returns the position of the output that an expression is; ``None`` for another expression."""
         return self._positions.get(expression)
 
+    def histories(self) -> list[torch.Tensor]:
+        """Returns the tensors with a history that leave the step, views and new values of inputs among them."""
+        left = [*(value for value, _, _ in self._left), *(view.value for view in self.live)]
+        values = {id(value): value for value in (*left, *self.differentiable.values()) if value.grad_fn is not None}
+        return [value for value in values.values() if not is_freed(self.world.freed, value.grad_fn)]
+
     def settle(self) -> None:
         """Subtracts from the versions of bases what replaying their views will add."""
         self.world.replayed = self._metadata_mutated

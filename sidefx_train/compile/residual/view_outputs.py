@@ -397,7 +397,9 @@ class Views:
                 continue
             seen.add(fn)
             hooked = fn in self.world.hooked and not self.world.specialization.native_backward
-            if hooked or safe_isinstance(fn, torch.autograd.function.BackwardCFunction):
+            custom = safe_isinstance(fn, torch.autograd.function.BackwardCFunction)
+            if hooked or custom:  # it may be one if these run natively
+                self.world.native_backward_wanted = True
                 return False
             todo += [following for following, _ in fn.next_functions]
         return True

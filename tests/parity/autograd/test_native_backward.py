@@ -138,6 +138,22 @@ def hook_on_a_view(x, w, counter):
     return (v[1:] @ x).exp()
 
 
+def hook_on_a_view_whose_part_leaves(x, w, counter):
+    v = (x * w).t()
+    v.register_hook(lambda g: (LOG.append(g.sum().item()), g * 2)[1])
+    return v[0]
+
+
+def hook_on_a_view_of_an_input(x, w, counter):
+    v = w.view(3, 1)
+    v.register_hook(lambda g: (LOG.append(g.sum().item()), g * 2)[1])
+    return v[1:]
+
+
+def part_of_a_function(x, w, counter):
+    return Scaled.apply(x * w, 2.0, counter)[0]
+
+
 def hook_inside_and_outside(x, w, counter):
     h = x * w
     h.register_hook(lambda g: LOG.append(g.sum().item()))
@@ -199,7 +215,8 @@ def wrong_count(x, w, counter):
 
 
 STEPS = [
-    logging_hooks, counting_hook, reading_hook, removed_hook, hook_on_a_view, hook_inside_and_outside, raising_hook,
+    logging_hooks, counting_hook, reading_hook, removed_hook, hook_on_a_view, hook_on_a_view_whose_part_leaves,
+    hook_on_a_view_of_an_input, part_of_a_function, hook_inside_and_outside, raising_hook,
     functions_in_a_row, function_of_an_input, function_as_the_result, functions_that_share_arguments, several_outputs,
     one_of_several_outputs, function_with_setup, function_without_gradient, wrong_count,
 ]  # fmt: skip

@@ -300,7 +300,7 @@ def _leaf(world: CaptureContext, record: LeafRecord, finished: bool) -> list[Eff
     if finished and leaves_unknown(world, record):
         record.heap.refuse("SFX111", f"changes the dict of hooks of {record.source.label}")
     writes = 0 if record.shadow.is_inference() else record.shadow._version - record.version
-    if finished and writes and record.real._is_view():
+    if finished and writes and record.real._is_view() and not compat.is_jagged(record.real):
         record.heap.refuse("SFX109", f"changes {record.source.label}, a tensor subclass that is a view, in place")
     changes = [Effect("count_writes", record.source, None, writes)] if writes else []
     if record.grad is UNREAD or record.shadow.grad is record.grad:

@@ -292,6 +292,8 @@ class CompiledStep:
             found = entry.why(*call)
         what = f"{describe(found[0])}, found {short(found[1])}" if found else "the global state differs"
         self._cache.drop(entry)
+        for _, undo in entry.captured.commits if entry.fresh else ():
+            undo()
         unstable = CaptureFailed("SFX204", f"a guard does not hold right after the capture: {what}", None, None)
         return self._fallback.run(unstable, call)
 

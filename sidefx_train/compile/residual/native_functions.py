@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -90,11 +91,11 @@ class NativeFunction:
         """
         args = [target(each) if isinstance(each, tuple) else _NO_GRADIENT if each else None for each in self.args]
         saved = [None if each is None else value(each) for each in self.saved]
-        _waiting.append((self, saved, value))
+        _running.call = self, saved, value
         try:
             made = self._apply(*args)
         finally:
-            _waiting.clear()
+            _running.call = None
         outputs = (made,) if self.single else made
         kept = (isinstance(each, (int, tuple)) for each in self.outputs)
         return [output for output, keep in zip(outputs, kept, strict=True) if keep]
@@ -108,11 +109,13 @@ class NativeFunction:
 
 
 _NO_GRADIENT = torch.empty(0)
-_waiting: list[tuple[NativeFunction, Sequence[Any], Callable[[Location], Any]]] = []
+_running = threading.local()
+"""What the forward of the node that a thread makes is told beside its arguments, for each of which the class's own
+backward returns a gradient."""
 
 
 def _forward(ctx: Any, *args: Any) -> Any:
-    function, saved, value = _waiting.pop()
+    function, saved, value = _running.call
     made: list[Any] = []
     without_gradient: list[torch.Tensor] = []
     for output in function.outputs:

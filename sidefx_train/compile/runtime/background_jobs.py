@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 
 from sidefx_train.compile.graph.collectives import communicates
 from sidefx_train.compile.native import native_ready
@@ -140,7 +139,7 @@ class BackgroundJobs:
             job.end()
 
     def _failed(self, job: Job, error: BackendError) -> None:
-        """Reports that a worker failed; the next capture reads values of inputs or has static sizes, or counts as one
+        """Reports that a worker failed; the next capture has another specialization or static sizes, or counts as one
         that fails again."""
         self.samples = None
         self._report.record_break(error.code, error.reason, error.location)
@@ -150,8 +149,9 @@ class BackgroundJobs:
         self._fallback.warn(stop, (stop.code, stop.reason), "was not compiled in the background")
         captured = job.request.captured
         spec = captured.specialization
-        if captured.has_numbers and spec.host_reads and not spec.reads_inputs:
-            self._specialization.current = replace(spec, reads_inputs=True)
+        other = captured.other_specialization()
+        if other is not None:
+            self._specialization.current = other
         elif spec.has_symbolic_sizes:
             self._specialization.current = self._specialization.with_static_sizes()
             self._specialization.keep_sizes_static()

@@ -47,7 +47,7 @@ class Capturer:
         self._fn, self._name, self._config = fn, name, config
         self._specialization, self._context = specialization, context
         self._self_invalidated: set[str] = set()
-        self._has_numbers = False
+        self._other: Specialization | None = None
 
     @property
     def deterministic(self) -> bool:
@@ -102,21 +102,19 @@ class Capturer:
             raise CaptureFailed("SFX204", summary(error), user_location(error), None, raised=True) from error
 
     def _or_otherwise(self, attempt: Callable[[Specialization], _Result]) -> _Result:
-        """Calls ``attempt`` with the current specialization; if that fails, with one that reads values of inputs before
-        the graph runs, or with static sizes from now on."""
-        spec = self._specialization.current
-        try:
-            return attempt(spec)
-        except CaptureFailed as error:
-            reading = replace(spec, reads_inputs=True) if error.code == "SFX201" and self._may_read(spec) else None
-            if reading is None and not spec.has_symbolic_sizes:
-                raise
-        if reading is not None:
+        """Calls ``attempt`` with the current specialization; if the backend refuses what was captured, with others
+        under which it may not, and with static sizes from now on."""
+        spec = tried = self._specialization.current
+        while True:
             try:
-                return attempt(reading)
-            except CaptureFailed:
-                if not spec.has_symbolic_sizes:
+                return attempt(tried)
+            except CaptureFailed as error:
+                other = self._other if error.code == "SFX201" else None
+                if other is None and not spec.has_symbolic_sizes:
                     raise
+            if other is None:
+                break
+            tried = other
         # The symbolic sizes may be the cause: if static ones work, sizes are static from now on.
         result = attempt(self._specialization.with_static_sizes())
         self._specialization.keep_sizes_static()
@@ -135,14 +133,10 @@ class Capturer:
         self._specialization.current = captured.specialization
         return entry
 
-    def _may_read(self, spec: Specialization) -> bool:
-        """Returns True if the graph that failed contains numbers that the next capture may read of inputs."""
-        return self._has_numbers and spec.host_reads and not spec.reads_inputs
-
     def _capture(self, spec: Specialization, call: Call) -> Captured:
         in_order = self._config.backend_name in ("eager", "aot_eager")
-        self._has_numbers = False
+        self._other = None
         in_parts = not self._config.strict  # a step may be split at graph breaks; where that fails, it runs eagerly
         captured = capture_step.capture(self._fn, *call, self._name, spec, in_parts, in_order)
-        self._has_numbers = captured.has_numbers
+        self._other = captured.other_specialization()
         return compile_capture.partitioned(captured, self._config)

@@ -336,8 +336,10 @@ def number_function(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwarg
     if found is not ABSENT:
         return found
     to_integer = fn in _TO_INTEGER or (fn is round and (len(args) == 1 or args[1] is None))
-    if to_integer and args and no_integer(world, args[0]):
-        return world.guarded(fn, tuple(map(concrete, args)), {})
+    if to_integer and args:
+        _allow_integer(world, args[0])
+        if no_integer(world, args[0]):
+            return world.guarded(fn, tuple(map(concrete, args)), {})
     if fn in (bisect.bisect_left, bisect.bisect_right):
         return _bisect(world, fn is bisect.bisect_right, *args)
     if not all(safe_isinstance(value, (torch.SymInt, torch.SymFloat, int, float)) for value in args):
@@ -351,6 +353,11 @@ def number_function(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwarg
     if fn is math.pow:
         return torch.sym_float(args[0]) ** torch.sym_float(args[1])
     return ABSENT
+
+
+def _allow_integer(world: CaptureContext, value: Any) -> None:
+    if type(value) is torch.SymFloat and not world.specialization.integers_of_floats:
+        world.heap.refuse("SFX111", "makes an integer of a float that changes, which the backend cannot take as a size")
 
 
 def _bisect(world: CaptureContext, right: bool, items: Any, value: Any, low: int = 0, high: int | None = None) -> Any:
@@ -410,6 +417,8 @@ def convert_number(world: CaptureContext, kind: type, args: tuple[Any, ...]) -> 
         return ABSENT if value is args[0] else kind(value)
     if kind is bool:
         return world.truth(value)
-    if kind is int and no_integer(world, value):
-        return world.guarded(int, (concrete(value),), {})
+    if kind is int:
+        _allow_integer(world, value)
+        if no_integer(world, value):
+            return world.guarded(int, (concrete(value),), {})
     return world.guarded(torch.sym_float if kind is float else torch.sym_int, (value,), {})

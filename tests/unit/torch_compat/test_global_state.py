@@ -1,4 +1,4 @@
-"""Thread-wide settings of torch are restored after a capture that stopped (`torch_compat/global_state.py`)."""
+"""Thread-wide settings of torch are restored after a capture that stopped (`torch_compat/state/global_state.py`)."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Torch's thread-wide and global state around a step."""

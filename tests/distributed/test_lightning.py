@@ -163,9 +163,10 @@ SHARDED = [
 ]
 
 
-def _sharded(rank: int, folder: Path) -> None:
+def _sharded(rank: int, folder: Path, numbers: tuple[int, ...]) -> None:
     _in_a_launched_process(rank)
-    for number, (make, given) in enumerate(SHARDED):
+    for number in numbers:
+        make, given = SHARDED[number]
         options = {"capturing": (0, 1), **given}
         size = options.pop("size", 1)
         strategy = functools.partial(ModelParallelStrategy, WORLD // size, size)
@@ -175,8 +176,9 @@ def _sharded(rank: int, folder: Path) -> None:
             assert {each.code for each in report.fallbacks} <= {"SFX212"}, f"{make} {given}: {report}"
 
 
-def test_a_model_that_lightning_shards(tmp_path):
-    in_two_processes(_sharded, tmp_path)
+@pytest.mark.parametrize("numbers", [(1, 4), pytest.param((0, 2, 3), marks=pytest.mark.slow)], ids=str)
+def test_a_model_that_lightning_shards(tmp_path, numbers):
+    in_two_processes(_sharded, tmp_path, numbers)
 
 
 def _resumes(rank: int, folder: Path) -> None:

@@ -8,11 +8,8 @@ from typing import Any, Literal
 import torch
 
 from sidefx_train.compile.autograd.gradient_contributions import Uses, first_use, one_by_one
+from sidefx_train.compile.residual.native_functions import Place
 from sidefx_train.compile.residual.view_replay import IntermediateView
-
-Place = tuple[Literal["input", "result", "view", "ordering", "hidden", "wrapper", "shell"], int]
-"""Target of a gradient: hidden values are intermediates that do not leave the step, wrappers are tensor subclasses from
-outside, shells those that leave it."""
 
 Point = tuple[Literal["stage", "view"], int]
 """What creates an autograd node outside."""

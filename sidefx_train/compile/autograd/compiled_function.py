@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.autograd.accumulation_order import Place, Point
+from sidefx_train.compile.autograd.accumulation_order import Point
 from sidefx_train.compile.autograd.higher_order import TapeRunner, differentiated, link_to, refuse_derivative
 from sidefx_train.compile.autograd.joint_graph import JointGraph, Stage
 from sidefx_train.compile.autograd.saved_tensor_errors import in_eagers_words
 from sidefx_train.compile.graph.artifacts import Executable
 from sidefx_train.compile.residual.autograd_nodes import custom_view, own_node, pass_through
-from sidefx_train.compile.residual.native_functions import NativeFunction
+from sidefx_train.compile.residual.native_functions import NativeFunction, Place
 from sidefx_train.compile.residual.saved_tensor_refs import Seen
 from sidefx_train.compile.residual.view_replay import CustomView, IntermediateView, replay
 from sidefx_train.compile.residual.wrapper_outputs import WrapperLayout

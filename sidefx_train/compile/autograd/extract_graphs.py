@@ -9,7 +9,6 @@ import torch
 from torch import fx
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.autograd.accumulation_order import Place
 from sidefx_train.compile.autograd.joint_graph import JointGraph, Origin, Stage
 from sidefx_train.compile.autograd.node_tape import Tape
 from sidefx_train.compile.autograd.saved_tensor_errors import (
@@ -26,7 +25,7 @@ from sidefx_train.compile.capture.shadows.records import TensorRecord
 from sidefx_train.compile.graph.artifacts import ORIGIN, OWN, SAME, GraphInput, TracedGraph
 from sidefx_train.compile.graph.view_chains import first_of, own_counter
 from sidefx_train.compile.residual.generate import outside_wrappers
-from sidefx_train.compile.residual.native_functions import NativeFunction
+from sidefx_train.compile.residual.native_functions import NativeFunction, Place
 from sidefx_train.compile.residual.saved_tensor_refs import Shown
 from sidefx_train.compile.residual.wrapper_outputs import WrapperLayout, plain_tensors
 

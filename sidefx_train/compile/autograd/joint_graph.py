@@ -7,11 +7,11 @@ from typing import Literal
 
 import torch
 
-from sidefx_train.compile.autograd.accumulation_order import Place, Point
+from sidefx_train.compile.autograd.accumulation_order import Point
 from sidefx_train.compile.autograd.node_tape import Tape
 from sidefx_train.compile.autograd.saved_tensor_errors import Saved, SavedCheck
 from sidefx_train.compile.graph.artifacts import TracedGraph
-from sidefx_train.compile.residual.native_functions import NativeFunction
+from sidefx_train.compile.residual.native_functions import NativeFunction, Place
 from sidefx_train.compile.residual.saved_tensor_refs import Seen
 from sidefx_train.compile.residual.view_replay import CustomView, IntermediateView
 from sidefx_train.compile.residual.wrapper_outputs import Shells, WrapperLayout

@@ -17,10 +17,10 @@ import torch
 from torch import fx
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.autograd.accumulation_order import Place
 from sidefx_train.compile.graph.artifacts import SAME
 from sidefx_train.compile.graph.view_chains import gradient_edge
 from sidefx_train.compile.ops.registration import UNDIFFERENTIABLE
+from sidefx_train.compile.residual.native_functions import Place
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.recording.tracer import GraphTracer

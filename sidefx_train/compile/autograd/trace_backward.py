@@ -12,7 +12,7 @@ from torch import fx
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.autograd.accumulation_order import Place, Point, order_contributions, times
+from sidefx_train.compile.autograd.accumulation_order import Point, order_contributions, times
 from sidefx_train.compile.autograd.gradient_contributions import Uses, contributions
 from sidefx_train.compile.autograd.node_tape import TapeRecorder
 from sidefx_train.compile.autograd.shared_intermediates import Hidden, shared_values
@@ -22,7 +22,7 @@ from sidefx_train.compile.capture.side_effects.compare import difference
 from sidefx_train.compile.capture.side_effects.custom_functions import FunctionCall
 from sidefx_train.compile.graph.view_chains import gradient_edge, gradient_edges_behind, own_counter
 from sidefx_train.compile.residual.generate import outside_wrappers
-from sidefx_train.compile.residual.native_functions import Like, NativeFunction
+from sidefx_train.compile.residual.native_functions import Like, NativeFunction, Place
 from sidefx_train.compile.residual.view_replay import IntermediateView
 from sidefx_train.compile.residual.wrapper_outputs import WrapperLayout, plain_tensors
 

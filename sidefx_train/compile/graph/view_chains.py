@@ -33,11 +33,11 @@ def first_operation(value: torch.Tensor, base: torch.Tensor | fx.Node) -> int:
     return first
 
 
-def gradient_edges_behind(value: torch.Tensor) -> set[tuple[Any, int]]:
-    """Returns the edges of all tensors that a tensor was computed from."""
+def gradient_edges_behind(*values: torch.Tensor) -> set[tuple[Any, int]]:
+    """Returns the edges of all tensors that some tensors were computed from."""
     found: set[tuple[Any, int]] = set()
     seen: set[Any] = set()
-    waiting = [value.grad_fn]
+    waiting = [value.grad_fn for value in values]
     while waiting:
         node = waiting.pop()
         if node is not None and node not in seen:

@@ -13,7 +13,9 @@ import torch
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.side_effects.custom_functions import FunctionCall
 
-Location = tuple[Literal["input", "result", "view", "hidden", "wrapper", "shell"], int]
+Place = tuple[Literal["input", "result", "view", "ordering", "hidden", "wrapper", "shell"], int]
+"""Target of a gradient: hidden values are intermediates that do not leave the step, wrappers are tensor subclasses from
+outside, shells those that leave it."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,10 @@ class NativeFunction:
     """
 
     cls: type
-    args: tuple[Location | bool, ...]
+    args: tuple[Place | bool, ...]
     outputs: tuple[int | tuple[int, int] | Like | None, ...]
     single: bool
-    saved: tuple[Location | None, ...]
+    saved: tuple[Place | None, ...]
     materializes: bool
 
     @property
@@ -78,11 +80,11 @@ class NativeFunction:
         return tuple(each for each in found if isinstance(each, int))
 
     @property
-    def targets(self) -> tuple[Location, ...]:
+    def targets(self) -> tuple[Place, ...]:
         """Locations of the tensors that get gradients."""
         return tuple(each for each in self.args if isinstance(each, tuple))
 
-    def apply(self, target: Callable[[Location], Any], value: Callable[[Location], Any]) -> list[torch.Tensor]:
+    def apply(self, target: Callable[[Place], Any], value: Callable[[Place], Any]) -> list[torch.Tensor]:
         """Makes the node; returns the results with it, in the order of :attr:`results`.
 
         Args:

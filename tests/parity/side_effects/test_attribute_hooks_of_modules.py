@@ -68,8 +68,8 @@ class Members(Wrapper):
         return super().forward(x)
 
 
-@pytest.mark.parametrize(("make", "most"), [(Wrapper, 1), (Members, 5)])
-def test_what_they_leave_is_eagers(make, most):
+@pytest.mark.parametrize("make", [Wrapper, Members])
+def test_what_they_leave_is_eagers(make):
     torch.manual_seed(0)
     one, other = make(), make()
     other.load_state_dict(one.state_dict())
@@ -84,7 +84,10 @@ def test_what_they_leave_is_eagers(make, most):
         assert torch.equal(one.last, other.last)
         for name, value in other.state_dict().items():
             assert torch.equal(one.state_dict()[name], value), name
-    assert len(step.report().captures) <= most and not step.report().breaks
+    report = step.report()
+    assert report.replays == 5 and not report.breaks and not report.fallbacks
+    if make is Wrapper:  # a new submodule at every call is another object at every call
+        assert len(report.captures) == 1
 
 
 def test_a_metric_is_captured_once():

@@ -16,6 +16,7 @@ import torch
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.shadows.deferred_values import DeferredCall, DeferredResult
 from sidefx_train.compile.common.type_checks import safe_isinstance
+from sidefx_train.compile.graph.view_chains import gradient_edges_behind
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.capture_context import CaptureContext
@@ -153,16 +154,9 @@ class CustomFunctions:
     def choose(self, results: Iterable[torch.Tensor]) -> list[DeferredCall]:
         """Makes the calls native from which ``results`` were computed; returns the registrations of hooks on their
         nodes."""
-        reached, edges, waiting = set[Any](), set[Any](), []
-        for result in results:
-            edges.add((result.grad_fn, result.output_nr))
-            waiting.append(result.grad_fn)
-        while waiting:
-            node = waiting.pop()
-            if node is not None and node not in reached:
-                reached.add(node)
-                edges.update(node.next_functions)
-                waiting += [before for before, _ in node.next_functions]
+        results = tuple(results)
+        edges = {(result.grad_fn, result.output_nr) for result in results} | gradient_edges_behind(*results)
+        reached = {node for node, _ in edges}
         self.native = [call for call in self._calls if call.node in reached]
         for call in self.native:
             self._check(call)

@@ -16,6 +16,7 @@ from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.shadows.deferred_values import DeferredCall, DeferredResult
 from sidefx_train.compile.capture.shadows.records import LeafRecord, TensorRecord
 from sidefx_train.compile.common.type_checks import safe_isinstance
+from sidefx_train.compile.graph.view_chains import gradient_edges_behind
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.capture_context import CaptureContext
@@ -69,12 +70,8 @@ class LeftHooks:
 
     def of_step(self, results: Iterable[torch.Tensor]) -> list[DeferredCall]:
         """Returns the calls that register hooks on tensors of the step from which ``results`` were computed."""
-        reached, waiting = set[Any](), [result.grad_fn for result in results]
-        while waiting:
-            node = waiting.pop()
-            if node is not None and node not in reached:
-                reached.add(node)
-                waiting += [before for before, _ in node.next_functions]
+        results = tuple(results)
+        reached = {result.grad_fn for result in results} | {node for node, _ in gradient_edges_behind(*results)}
         inside = [each for each in self._watched if each.node is not None and self._leaf(each.tensor) is None]
         found = [each for each in inside if each.node in reached and any(compat.hook_numbers(each.tensor))]
         for each in found:

@@ -11,7 +11,7 @@ from sidefx_train.compile.capture.shadows.deferred_values import TraceKey
 from sidefx_train.compile.capture.side_effects.effect import Effect
 from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.native import set_gradients
-from sidefx_train.compile.residual.reconstruct import Rebuilder
+from sidefx_train.compile.residual.reconstruct.rebuilder import Rebuilder
 
 _ATTRIBUTE_KINDS = frozenset({"set_attr", "del_attr", "set_slot", "del_slot", "set_class_attr"})
 

@@ -28,7 +28,9 @@ from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.graph.step_metadata import StepMetadata
 from sidefx_train.compile.residual.effect_lines import GradientLine, effect_lines, gradients_at_once, switch_line
 from sidefx_train.compile.residual.native_functions import PlannedFunction
-from sidefx_train.compile.residual.reconstruct import Rebuilder
+from sidefx_train.compile.residual.reconstruct import custom_functions
+from sidefx_train.compile.residual.reconstruct.deferred import write_call
+from sidefx_train.compile.residual.reconstruct.rebuilder import Rebuilder
 from sidefx_train.compile.residual.saved_tensor_refs import Seen
 from sidefx_train.compile.residual.view_replay import CustomView, IntermediateView, KnownOutputs
 from sidefx_train.compile.residual.wrapper_outputs import Shells
@@ -187,7 +189,7 @@ class _Generation:
             rebuilder.shown,
             (*rebuilder.histories(), *rebuilder.shells.values),
             rebuilder.shells,
-            rebuilder.natives(),
+            custom_functions.planned(rebuilder),
             rebuilder.made(),
             positional,
             keywords,
@@ -228,10 +230,10 @@ class _Generation:
         """Returns the lines after the graph: results, effects, deferred calls."""
         rebuilder, effects = self.rebuilder, self.effects
         for function in reversed(self.world.custom_functions.native):
-            rebuilder.native(function)
+            custom_functions.write_node(rebuilder, function)
         for call in effects.calls:
             if call.result is not None:
-                rebuilder.deferred(call)
+                write_call(rebuilder, call)
         for effect in effects.changes:
             self._write(effect)
         result = rebuilder.expression(returned)
@@ -240,7 +242,7 @@ class _Generation:
         built = len(rebuilder.lines)
         for call in effects.calls:
             if call.result is None:
-                rebuilder.deferred(call)
+                write_call(rebuilder, call)
         epilogue = [*rebuilder.entry_aliases(), *rebuilder.lines[:built], *changes, *rebuilder.lines[built:]]
         return [*epilogue, f"return proceed({result})" if suspended else f"return {result}"]
 

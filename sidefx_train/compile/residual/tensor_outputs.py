@@ -40,6 +40,7 @@ class TensorRebuilder(ABC):
 
     Attributes:
         outputs: graph nodes whose values the code needs: ``o[0]``, ``o[1]``...
+        index: the position of each of them.
         differentiable: differentiable outputs, by position.
         updates: those that are new values of inputs -> the inputs' positions.
         customs: those that are views of inputs made by custom functions.
@@ -67,7 +68,7 @@ class TensorRebuilder(ABC):
         self._metadata_mutated: list[tuple[torch.Tensor, int]] = []
         self._begun: dict[int, int] = {}
         self._followed: dict[int, int] = {}
-        self._index: dict[fx.Node, int] = {}
+        self.index: dict[fx.Node, int] = {}
         self._positions: dict[str, int] = {}
         self._given: list[TensorRecord] = []
         self._left: list[tuple[torch.Tensor, fx.Node, ViewChain | None]] = []
@@ -82,9 +83,9 @@ class TensorRebuilder(ABC):
 
     def output(self, node: fx.Node) -> str:
         """Returns code for the value of a graph node."""
-        index = self._index.get(node)
+        index = self.index.get(node)
         if index is None:
-            index = self._index[node] = len(self.outputs)
+            index = self.index[node] = len(self.outputs)
             self.outputs.append(node)
             self._positions[f"o[{index}]"] = index
         return f"o[{index}]"
@@ -126,7 +127,7 @@ class TensorRebuilder(ABC):
                 needs = bool(record.shadow.requires_grad)
                 dims = dynamic_dims(record.shadow)
                 facts.append(OutputFacts("is_input", inputs[id(record.real)], dims, needs))
-        own = {self._index[node]: value for value, node, chain in self._left if chain is None}
+        own = {self.index[node]: value for value, node, chain in self._left if chain is None}
         hidden = {i for i, value in own.items() if self.asked[id(value)] <= 0}
         known: set[int] = set()
         for value, node, chain in self._left:
@@ -147,15 +148,15 @@ class TensorRebuilder(ABC):
     ) -> tuple[OutputKind, int]:
         """Returns kind and base of an output; ``known`` contains the bases seen so far."""
         if chain is None:
-            return "custom_function_view" if self._is_custom_view(value) else "non_alias", self._index[node]
+            return "custom_function_view" if self._is_custom_view(value) else "non_alias", self.index[node]
         record = None if safe_isinstance(chain.base, fx.Node) else self.world.heap.memory.record_of(chain.base)
         if record is not None:
             return "unsafe_view_alias" if chain.unsafe else "alias_of_input", inputs[id(record.real)]
         made_by = chain.base if safe_isinstance(chain.base, fx.Node) else self.world.tracer.node_of(chain.base)
-        if made_by not in self._index:  # a view of another view
+        if made_by not in self.index:  # a view of another view
             deeper = next(each for value, _, each in self._left if value is chain.base)
             return self._made_of(value, node, deeper, inputs, hidden, known)
-        base = self._index[made_by]
+        base = self.index[made_by]
         first = base not in known
         known.add(base)
         if chain.unsafe:
@@ -183,7 +184,7 @@ class TensorRebuilder(ABC):
         native = self.world.custom_functions.of(value)
         if native is not None and native.returned_input(value) is not None:  # its node makes the alias
             self._left.append((value, node, None))
-            self.differentiable[self.outputs.index(node) if node in self._index else len(self.outputs)] = value
+            self.differentiable[self.outputs.index(node) if node in self.index else len(self.outputs)] = value
             return self.output(node)
         chain = self.views.chain(value, node)
         self._left.append((value, node, chain))
@@ -214,11 +215,11 @@ class TensorRebuilder(ABC):
             node.meta[OWN] = value._version
         if value.grad_fn is not None and not is_freed(self.world.freed, value.grad_fn):
             expression = self.output(node)
-            if self.differentiable.setdefault(self._index[node], value) is not value:
+            if self.differentiable.setdefault(self.index[node], value) is not value:
                 self.world.heap.refuse("SFX107", "cannot return one value with two autograd histories")
             function = pass_through(type(value.grad_fn).__name__, whole_view) if custom else None
             return expression if function is None else f"{self.writer.constant(function)}({expression})"
-        return self._with_autograd(value, self.output(node))
+        return self.with_autograd(value, self.output(node))
 
     def _of_jagged(self, value: torch.Tensor, node: fx.Node) -> str:
         """Returns code for a view of the values of a jagged tensor: made from that tensor again, as eager made it."""
@@ -239,13 +240,13 @@ class TensorRebuilder(ABC):
         if record is None or record.entry_storage is not None:
             self.world.heap.refuse("SFX111", "an output is a view by a custom function whose base is not an input")
         expression = self.output(node)
-        if self.differentiable.setdefault(self._index[node], value) is not value:
+        if self.differentiable.setdefault(self.index[node], value) is not value:
             self.world.heap.refuse("SFX107", "cannot return one value with two autograd histories")
         for number in chain.numbers:
             self.output(number)
-        numbers = tuple(self._index[number] for number in chain.numbers)
+        numbers = tuple(self.index[number] for number in chain.numbers)
         name = type(value.grad_fn).__name__
-        self.customs[self._index[node]] = CustomView(name, self._place_of(record), chain, numbers)
+        self.customs[self.index[node]] = CustomView(name, self._place_of(record), chain, numbers)
         return expression
 
     def _is_custom_view(self, value: torch.Tensor) -> bool:
@@ -282,8 +283,8 @@ class TensorRebuilder(ABC):
         """Makes the new differentiable value of an input a result of the captured part."""
         node = self.world.tracer.node_of(record.shadow)
         self.output(node)
-        self.differentiable[self._index[node]] = record.shadow
-        self.updates[self._index[node]] = self._position(record)
+        self.differentiable[self.index[node]] = record.shadow
+        self.updates[self.index[node]] = self._position(record)
 
     def begins(self, record: TensorRecord) -> tuple[int, int]:
         """Returns the position of a view with history from its base among the step's views, in forward order."""
@@ -355,13 +356,13 @@ class TensorRebuilder(ABC):
             place = self._place_of(record)
         else:
             made_by = base if safe_isinstance(base, fx.Node) else self.world.tracer.node_of(base)
-            if made_by not in self._index:  # a view that the step made a leaf (requires_grad_)
+            if made_by not in self.index:  # a view that the step made a leaf (requires_grad_)
                 reason = "the backward of an output reaches a leaf created in the step (requires_grad_)"
                 self.world.heap.refuse("SFX107", reason)
-            place = ("result", self._index[made_by])
+            place = ("result", self.index[made_by])
         for node in chain.numbers:
             self.output(node)
-        self.live.append(IntermediateView(value, place, chain, tuple(self._index[node] for node in chain.numbers)))
+        self.live.append(IntermediateView(value, place, chain, tuple(self.index[node] for node in chain.numbers)))
         return f"o[{-len(self.live)}]"
 
     def _view(self, chain: ViewChain, node: fx.Node) -> str:
@@ -383,7 +384,7 @@ class TensorRebuilder(ABC):
         number = self.shown.setdefault(node, len(self.shown))
         return f"{self.writer.constant(self.seen.made, 'seen')}({number}, {made})"
 
-    def _with_autograd(self, value: torch.Tensor, expression: str) -> str:
+    def with_autograd(self, value: torch.Tensor, expression: str) -> str:
         """Adds the autograd state of ``value`` to a result."""
         if not value.requires_grad:
             return expression
@@ -395,7 +396,7 @@ class TensorRebuilder(ABC):
         name = type(value.grad_fn).__name__
         return f"{self.writer.constant(freed)}({expression}, {self.writer.constant(name)})"
 
-    def _with_gradient(self, value: torch.Tensor, expression: str) -> str:
+    def with_gradient(self, value: torch.Tensor, expression: str) -> str:
         """Sets the gradient from the step's backward, or ``retain_grad`` for a later one."""
         if value.retains_grad:
             self.lines.append(f"{expression}.retain_grad()")

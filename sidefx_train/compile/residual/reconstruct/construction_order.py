@@ -13,7 +13,7 @@ class ConstructionOrder:
     """What is filled after the object that is being constructed; ``None`` if there is none."""
 
     @contextmanager
-    def _constructing(self) -> Iterator[None]:
+    def constructing(self) -> Iterator[None]:
         """Inside, the parts of an object are made that must exist before it, such as the items of a tuple.
 
         New objects among them are filled after it, since they may refer to it.
@@ -34,7 +34,7 @@ class ConstructionOrder:
             late.pop(0)()
 
     @contextmanager
-    def _reading(self) -> Iterator[None]:
+    def reading(self) -> Iterator[None]:
         """Inside, new objects are filled immediately, and those before now: generated code reads or hashes them.
 
         Raises:
@@ -47,7 +47,7 @@ class ConstructionOrder:
         finally:
             self._late = late
 
-    def _fill(self, fill: Callable[[], None]) -> None:
+    def fill(self, fill: Callable[[], None]) -> None:
         """Writes the contents of a new object, now or after the object that it is a part of."""
         if self._late is None:
             fill()

@@ -1,0 +1,124 @@
+"""Rebuilds containers that the step created: tuples, sets, lists, dicts, deques, arrays of NumPy."""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict, defaultdict, deque
+from typing import Any
+
+import numpy as np
+
+from sidefx_train.compile.capture.shadows.containers.sets import insertion, wide_set
+from sidefx_train.compile.common.plain_values import (
+    base_container,
+    bounds_of,
+    instance_dict_of_plain,
+    is_plain,
+    make_tuple,
+)
+from sidefx_train.compile.common.type_checks import safe_isinstance
+from sidefx_train.compile.residual.reconstruct.attributes import fill_attributes
+from sidefx_train.compile.residual.reconstruct.reconstruction import Reconstruction
+
+
+def new_tuple(rebuilder: Reconstruction, value: tuple[Any, ...]) -> str:
+    """Returns a tuple that the step created, of any class."""
+    cls = type(value)
+    with rebuilder.constructing():
+        items = [rebuilder.expression(item) for item in value]
+        if cls is tuple:
+            return rebuilder.remember(value, f"({', '.join(items)}{',' if len(items) == 1 else ''})")
+        maker = rebuilder.constant(make_tuple)
+        made = rebuilder.remember(value, f"{maker}({rebuilder.constant(cls)}, ({', '.join(items)},))")
+        fill_attributes(rebuilder, made, value)
+        return made
+
+
+def new_set(rebuilder: Reconstruction, value: Any) -> str:
+    """Returns a set, filled in the order that gives it the order of the step's."""
+    cls, table = type(value), 0
+    members = tuple(value)
+    if all(map(is_plain, members)):
+        found = insertion(value)
+        if found is None:
+            rebuilder.refuse("SFX111", "cannot rebuild a set whose order depends on its history")
+        members, table = found
+    else:  # objects in traversal order, most likely that of insertion
+        met = {id(record.shadow): i for i, record in enumerate(rebuilder.world.heap.by_real.values())}
+        members = tuple(sorted(members, key=lambda member: met.get(id(member), len(met))))
+    with rebuilder.reading():
+        items = [rebuilder.expression(item) for item in members]
+    made = f"({', '.join(items)}{',' if items else ''})"
+    if table:
+        made = f"{rebuilder.constant(wide_set)}({cls.__name__}, {made}, {table})"
+        return rebuilder.remember(value, made)
+    if cls in (set, frozenset):
+        return rebuilder.remember(value, f"{cls.__name__}({made})")
+    maker = rebuilder.constant(frozenset.__new__, "new_frozenset")
+    name = rebuilder.remember(value, f"{maker}({rebuilder.constant(cls)}, {made})")
+    rebuilder.fill(functools.partial(fill_attributes, rebuilder, name, value))
+    return name
+
+
+def new_container(rebuilder: Reconstruction, value: Any) -> str:
+    """Returns a list, dict, deque or set of any class; its contents are filled in later."""
+    cls = type(value)
+    name = rebuilder.writer.fresh("n")
+    rebuilder.named(value, name)
+    if cls in (list, dict, OrderedDict, defaultdict):
+        rebuilder.write(f"{name} = {rebuilder.constant(cls)}()")
+    elif cls is deque:
+        rebuilder.write(f"{name} = {rebuilder.constant(cls)}(maxlen={value.maxlen})")
+    else:
+        base: Any = base_container(cls)
+        maker = rebuilder.constant(base.__new__, f"new_{base.__name__}")
+        rebuilder.write(f"{name} = {maker}({rebuilder.constant(cls)})")
+        if safe_isinstance(value, deque):
+            rebuilder.write(f"{rebuilder.constant(deque.__init__, 'init')}({name}, (), {value.maxlen})")
+    rebuilder.fill(functools.partial(_fill_container, rebuilder, name, value))
+    return name
+
+
+def _fill_container(rebuilder: Reconstruction, name: str, value: Any) -> None:
+    """Fills a new container."""
+    cls = type(value)
+    if safe_isinstance(value, defaultdict):
+        init = rebuilder.constant(defaultdict.__init__, "init")
+        rebuilder.write(f"{init}({name}, {rebuilder.expression(value.default_factory)})")
+    if safe_isinstance(value, dict):
+        setter = name if cls in (dict, OrderedDict, defaultdict) else None
+        held: Any = base_container(cls)
+        for key, item in held.items(value):
+            key_code, item_code = rebuilder.expression(key), rebuilder.expression(item)
+            if setter:
+                rebuilder.write(f"{name}[{key_code}] = {item_code}")
+            else:
+                base = OrderedDict if safe_isinstance(value, OrderedDict) else dict
+                rebuilder.write(f"{rebuilder.constant(base.__setitem__, 'set_item')}({name}, {key_code}, {item_code})")
+    else:
+        kind: Any = next(each for each in (list, deque, set) if safe_isinstance(value, each))
+        items = ", ".join(rebuilder.expression(item) for item in kind.__iter__(value))
+        adder = rebuilder.constant(kind.update if kind is set else kind.extend, "extend")
+        if items:
+            rebuilder.write(f"{adder}({name}, ({items},))")
+    if cls not in (list, dict, deque, defaultdict):
+        fill_attributes(rebuilder, name, value)
+
+
+def new_array(rebuilder: Reconstruction, value: np.ndarray[Any, Any]) -> str:
+    """Returns a copy of a NumPy array of the step: what it was computed from is guarded."""
+    if value.dtype.hasobject or not (value.flags.owndata and value.flags.writeable):
+        rebuilder.refuse("SFX104", "cannot rebuild a NumPy array created in the step: a view, or of objects")
+    contents = rebuilder.constant(value.copy(order="K"), "array")
+    return rebuilder.remember(value, f"{contents}.copy('K')")
+
+
+def new_slice(rebuilder: Reconstruction, value: slice) -> str:
+    with rebuilder.constructing():
+        return rebuilder.remember(value, f"slice({', '.join(map(rebuilder.expression, bounds_of(value)))})")
+
+
+def instance_dict(rebuilder: Reconstruction, value: dict[str, Any]) -> str:
+    """Returns the instance ``__dict__`` of a new object."""
+    _, owner = rebuilder.world.heap.new_namespaces[id(value)]
+    return rebuilder.remember(value, f"{rebuilder.constant(instance_dict_of_plain)}({rebuilder.expression(owner)})")

@@ -10,6 +10,7 @@ from torch import fx
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.autograd.joint_graph import JointGraph, Origin, Stage
+from sidefx_train.compile.autograd.native_stages import RecordedNative
 from sidefx_train.compile.autograd.node_tape import Tape
 from sidefx_train.compile.autograd.saved_tensor_errors import (
     Saved,
@@ -18,7 +19,7 @@ from sidefx_train.compile.autograd.saved_tensor_errors import (
     saved_as_results,
     saved_checks,
 )
-from sidefx_train.compile.autograd.trace_backward import Recorded, RecordedNative, RecordedStage
+from sidefx_train.compile.autograd.trace_backward import Recorded, RecordedStage
 from sidefx_train.compile.capture.recording.eager_parity.linalg_values_only import drop_unused_vectors
 from sidefx_train.compile.capture.recording.tracer import GraphTracer, drop_profiler_nodes, replace_inplace_views
 from sidefx_train.compile.capture.shadows.records import TensorRecord
@@ -61,7 +62,7 @@ def extract_graphs(world: TraceWorld, residual: Residual, recorded: Recorded) ->
     def between(begin: int, end: int) -> dict[fx.Node, None]:
         return {n: None for n, i in position.items() if begin < i <= end and n.op != "placeholder"}
 
-    before = between(-1, position[recorded.stages[0].begin])
+    before = between(-1, position[recorded.forward_end])
     made: dict[fx.Node, Shown] = {
         tracer.node_of(view.value): ("view", i) if view.position is None else ("input", view.position)
         for i, view in enumerate(recorded.views)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 
-from sidefx_train.report_tables import Block, plain, table
+from sidefx_train.report.rendering import Block, plain, table
 
 if TYPE_CHECKING:
     from sidefx_train.report import StepReport

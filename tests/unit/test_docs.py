@@ -163,11 +163,12 @@ def _public(module) -> list:
 
 def test_docstrings_of_public_names_use_them_too():
     """They are part of the API page."""
-    from sidefx_train import config, disk_cache, report, switches
+    from sidefx_train import config, disk_cache, switches
     from sidefx_train.compile import api
     from sidefx_train.fit import loop
+    from sidefx_train.report import records, step_report
 
-    modules = (config, disk_cache, report, switches, sidefx_train.errors, api, loop)
+    modules = (config, disk_cache, records, step_report, switches, sidefx_train.errors, api, loop)
     public = [value for module in modules for value in _public(module)]
     public += [sidefx_train.CompiledStep, sidefx_train.SideFXCompile]
     members = [member for cls in public if inspect.isclass(cls) for name, member in vars(cls).items() if name[0] != "_"]

@@ -29,7 +29,7 @@ FLOORS = (
     ("compile/graph", "compile/native", "compile/ops"),
     ("compile/common", "report_ranks"),
     ("torch_compat", "disk_cache", "report", "config"),
-    ("errors", "switches", "gc_control", "report_tables", "communication"),
+    ("errors", "switches", "gc_control", "communication"),
 )
 """Top to bottom: every import leads to a lower line. Files at the top of the package are entries of their own."""
 

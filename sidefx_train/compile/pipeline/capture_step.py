@@ -31,7 +31,6 @@ from sidefx_train.compile.capture.shadows.records import LeafRecord, TensorRecor
 from sidefx_train.compile.capture.side_effects.collect import bases_wanted, collect
 from sidefx_train.compile.capture.side_effects.effect import SideEffects
 from sidefx_train.compile.capture.world.native_call_facts import first_line
-from sidefx_train.compile.capture.world.native_calls.caller_frames import BEYOND
 from sidefx_train.compile.capture.world.trace_world import TraceWorld
 from sidefx_train.compile.common.trace_rules import describe
 from sidefx_train.compile.common.user_code import definition_of
@@ -39,6 +38,7 @@ from sidefx_train.compile.graph.artifacts import TracedGraph
 from sidefx_train.compile.graph.collectives import communicates
 from sidefx_train.compile.graph.fx_utils import generators, one_generator
 from sidefx_train.compile.graph.validation import check_traced
+from sidefx_train.compile.pipeline import next_specialization
 from sidefx_train.compile.pipeline.captured import Captured, CaptureFailed
 from sidefx_train.compile.pipeline.guard_collection import all_guards, separate_objects, stop_guard, symbols
 from sidefx_train.compile.pipeline.step_invariants import counters, first_self_invalidated
@@ -193,7 +193,7 @@ class CaptureRun:
             with self.tracer.active(), compat.restoring_state(), world.ending():
                 traced = self._trace()
         except Unsupported as stop:
-            other = self._other_specialization(stop)
+            other = next_specialization.after_stop(self.spec, world, stop)
             if other is not None:
                 return other
             points, refused = self._stop_points(stop), stop
@@ -351,29 +351,6 @@ class CaptureRun:
             tuple(world.assumptions),
             world.random_draws.finish(),
         )
-
-    def _other_specialization(self, stop: Unsupported) -> Specialization | None:
-        """Returns a specialization with which the step may not stop there; ``None`` if none is known."""
-        spec = self.spec
-        if self.world.random_draws.wanted:
-            return replace(spec, reads_draws=True)
-        if self.world.host_reads.wanted:
-            return replace(spec, reads_inputs=True)
-        if (self.world.native_backward_wanted or self.world.left_hooks.wants_native) and not spec.native_backward:
-            return replace(spec, native_backward=True)
-        if self.world.listed:
-            return replace(spec, lists_numbers=False)
-        if stop.defer is not None and stop.defer not in spec.opaque_classes | spec.split_classes:
-            return replace(spec, opaque_classes=spec.opaque_classes | {stop.defer})
-        if not self.world.warns <= spec.inlined_code:
-            return replace(spec, inlined_code=spec.inlined_code | self.world.warns)
-        deferred = spec.opaque_classes - {BEYOND}
-        if stop.code == "SFX106" and deferred:
-            opaque, split = spec.opaque_classes - deferred, spec.split_classes | deferred
-            return replace(spec, opaque_classes=opaque, split_classes=split)
-        if stop.code == "SFX106" and spec.pass_through_strings:
-            return replace(spec, pass_through_strings=frozenset(), guards_strings=True)
-        return None
 
     def _stop_points(self, stop: Unsupported) -> tuple[StopPoint, ...]:
         """Returns where the part before the stop may end, if this run is of the whole step."""

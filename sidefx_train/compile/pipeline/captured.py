@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import torch
-
-from sidefx_train import torch_compat as compat
 from sidefx_train.compile.autograd.joint_graph import JointGraph
 from sidefx_train.compile.capture.guards.guard import Guard
 from sidefx_train.compile.capture.guards.source import Source
@@ -49,18 +46,6 @@ class Captured:
     self_invalidated: str = ""
     assumptions: tuple[Location, ...] = ()
     draws: HostDraws = field(default_factory=lambda: HostDraws((), []))
-
-    def other_specialization(self) -> Specialization | None:
-        """Returns a specialization with which a backend may compile what it has refused; ``None`` if none is known."""
-        spec, nodes = self.specialization, self.traced.module.graph.nodes
-        reads = any(node.target is torch.ops.aten._local_scalar_dense.default for node in nodes)
-        if reads and spec.host_reads and not spec.reads_inputs:
-            return replace(spec, reads_inputs=True)
-        values = (node.meta.get("val") for node in nodes)
-        integers = (value for value in values if isinstance(value, torch.SymInt))
-        if spec.integers_of_floats and any(map(compat.comes_from_float, integers)):
-            return replace(spec, integers_of_floats=False)
-        return None
 
     def fetcher(self, checks: dict[str, Any]) -> Callable[..., Any]:
         """Returns the function of guards and prologue alone, which leaves random generators as they are.

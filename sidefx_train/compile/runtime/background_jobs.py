@@ -6,7 +6,7 @@ import functools
 
 from sidefx_train.compile.graph.collectives import communicates
 from sidefx_train.compile.native import native_ready
-from sidefx_train.compile.pipeline import compile_capture
+from sidefx_train.compile.pipeline import compile_capture, next_specialization
 from sidefx_train.compile.pipeline.captured import CaptureFailed
 from sidefx_train.compile.pipeline.entry import Entry
 from sidefx_train.compile.pipeline.run_context import Call, RunContext
@@ -149,7 +149,7 @@ class BackgroundJobs:
         self._fallback.warn(stop, (stop.code, stop.reason), "was not compiled in the background")
         captured = job.request.captured
         spec = captured.specialization
-        other = captured.other_specialization()
+        other = next_specialization.after_refusal(spec, captured.traced)
         if other is not None:
             self._specialization.current = other
         elif spec.has_symbolic_sizes:

@@ -13,7 +13,7 @@ import torch
 
 from sidefx_train.compile.capture.guards.specialization import Specialization
 from sidefx_train.compile.native import start_build
-from sidefx_train.compile.pipeline import capture_step, compile_capture
+from sidefx_train.compile.pipeline import capture_step, compile_capture, next_specialization
 from sidefx_train.compile.pipeline.captured import Captured, CaptureFailed
 from sidefx_train.compile.pipeline.entry import Entry
 from sidefx_train.compile.pipeline.run_context import Call, RunContext
@@ -138,5 +138,5 @@ class Capturer:
         self._other = None
         in_parts = not self._config.strict  # a step may be split at graph breaks; where that fails, it runs eagerly
         captured = capture_step.capture(self._fn, *call, self._name, spec, in_parts, in_order)
-        self._other = captured.other_specialization()
+        self._other = next_specialization.after_refusal(captured.specialization, captured.traced)
         return compile_capture.partitioned(captured, self._config)

@@ -1,0 +1,50 @@
+"""Which specialization is tried next, after one with which a step cannot be captured, or its graph not compiled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.guards.specialization import Specialization
+from sidefx_train.compile.capture.world.native_calls.caller_frames import BEYOND
+from sidefx_train.compile.capture.world.trace_world import TraceWorld
+from sidefx_train.compile.graph.artifacts import TracedGraph
+from sidefx_train.errors import Unsupported
+
+
+def after_stop(spec: Specialization, world: TraceWorld, stop: Unsupported) -> Specialization | None:
+    """Returns a specialization with which the step may not stop there; ``None`` if none is known."""
+    if world.random_draws.wanted:
+        return replace(spec, reads_draws=True)
+    if world.host_reads.wanted:
+        return replace(spec, reads_inputs=True)
+    if (world.native_backward_wanted or world.left_hooks.wants_native) and not spec.native_backward:
+        return replace(spec, native_backward=True)
+    if world.listed:
+        return replace(spec, lists_numbers=False)
+    if stop.defer is not None and stop.defer not in spec.opaque_classes | spec.split_classes:
+        return replace(spec, opaque_classes=spec.opaque_classes | {stop.defer})
+    if not world.warns <= spec.inlined_code:
+        return replace(spec, inlined_code=spec.inlined_code | world.warns)
+    deferred = spec.opaque_classes - {BEYOND}
+    if stop.code == "SFX106" and deferred:
+        opaque, split = spec.opaque_classes - deferred, spec.split_classes | deferred
+        return replace(spec, opaque_classes=opaque, split_classes=split)
+    if stop.code == "SFX106" and spec.pass_through_strings:
+        return replace(spec, pass_through_strings=frozenset(), guards_strings=True)
+    return None
+
+
+def after_refusal(spec: Specialization, traced: TracedGraph) -> Specialization | None:
+    """Returns a specialization with which a backend may compile what it has refused; ``None`` if none is known."""
+    nodes = traced.module.graph.nodes
+    reads = any(node.target is torch.ops.aten._local_scalar_dense.default for node in nodes)
+    if reads and spec.host_reads and not spec.reads_inputs:
+        return replace(spec, reads_inputs=True)
+    values = (node.meta.get("val") for node in nodes)
+    integers = (value for value in values if isinstance(value, torch.SymInt))
+    if spec.integers_of_floats and any(map(compat.comes_from_float, integers)):
+        return replace(spec, integers_of_floats=False)
+    return None

@@ -42,6 +42,21 @@ static Row<Span> spans(const Row<int64_t>& sizes, int64_t& total) {
     return out;
 }
 
+// Calls `run` with every unit of work, on several threads if there are enough elements.
+template <class Run> static void on_spans(const Row<int64_t>& sizes, int threads, const Run& run) {
+    int64_t total;
+    auto work = spans(sizes, total);
+    const int64_t units = (int64_t)work.size();
+    if (total < SERIAL || threads < 2) {
+        for (const auto& s : work) run(s);
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+#pragma omp parallel for num_threads(threads) schedule(static)
+        for (int64_t k = 0; k < units; ++k) run(work[k]);
+        Py_END_ALLOW_THREADS
+    }
+}
+
 static Row<float*> pointers(PyObject* tuple) {
     const Py_ssize_t n = PyTuple_GET_SIZE(tuple);
     Row<float*> out(n);
@@ -114,17 +129,7 @@ static PyObject* adam(PyObject*, PyObject* const* a, Py_ssize_t count) {
         else { if (amsgrad) SPAN(false, true); else SPAN(false, false); }
 #undef SPAN
     };
-    int64_t total;
-    auto work = spans(sizes, total);
-    const int64_t units = (int64_t)work.size();
-    if (total < SERIAL || threads < 2) {
-        for (const auto& s : work) run(s);
-    } else {
-        Py_BEGIN_ALLOW_THREADS
-#pragma omp parallel for num_threads(threads) schedule(static)
-        for (int64_t k = 0; k < units; ++k) run(work[k]);
-        Py_END_ALLOW_THREADS
-    }
+    on_spans(sizes, threads, run);
     Py_RETURN_NONE;
 }
 
@@ -154,17 +159,7 @@ static PyObject* sgd(PyObject*, PyObject* const* a, Py_ssize_t count) {
             param[i] = param[i] - lr * grad;
         }
     };
-    int64_t total;
-    auto work = spans(sizes, total);
-    const int64_t units = (int64_t)work.size();
-    if (total < SERIAL || threads < 2) {
-        for (const auto& s : work) run(s);
-    } else {
-        Py_BEGIN_ALLOW_THREADS
-#pragma omp parallel for num_threads(threads) schedule(static)
-        for (int64_t k = 0; k < units; ++k) run(work[k]);
-        Py_END_ALLOW_THREADS
-    }
+    on_spans(sizes, threads, run);
     Py_RETURN_NONE;
 }
 

@@ -29,7 +29,7 @@ from sidefx_train.torch_compat.inductor.correctness import (
     right_results,
 )
 from sidefx_train.torch_compat.inductor.lowerings import _call_unlowered, _dispatching, calls_dispatcher
-from sidefx_train.torch_compat.inductor.patching import replaced
+from sidefx_train.torch_compat.inductor.patching import replaced, setting
 from sidefx_train.torch_compat.inductor.speedups import codegen_parts, quick_codegen, without_idle_patterns
 from sidefx_train.torch_compat.recording import late_module
 
@@ -218,8 +218,6 @@ def building_cpp(
 
     operators = "generate_fallback_kernel_with_runtime_lookup"
     calling = replaced(CppWrapperCpu, operators, _dispatching) if calls_dispatcher() else nullcontext()
-    name = "load_pybinding"
-    before = CppWrapperCodeCache.__dict__.get(name)
     others = CppWrapperCodeCache.load_pybinding
 
     def load(argtypes: Sequence[str], main_code: str, device_type: str = "cpu", **given: Any) -> Any:
@@ -229,15 +227,9 @@ def building_cpp(
             main_code, given.get("kernel_code") or "", given.get("num_outputs", -1), list(given.get("extra_flags", ()))
         )
 
-    setattr(CppWrapperCodeCache, name, staticmethod(load))
-    try:
+    with setting(CppWrapperCodeCache, "load_pybinding", staticmethod(load)):
         with replaced(PythonWrapperCodegen, "define_kernel", telling), calling:
             yield
-    finally:
-        if before is None:
-            delattr(CppWrapperCodeCache, name)
-        else:
-            setattr(CppWrapperCodeCache, name, before)
 
 
 def call_aoti(entry: Callable[[list[Any]], list[Any]], numbers: Sequence[int] = ()) -> Callable[[list[Any]], list[Any]]:

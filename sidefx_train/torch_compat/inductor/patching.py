@@ -19,3 +19,18 @@ def replaced(place: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None
         yield
     finally:
         setattr(place, name, before)
+
+
+@contextmanager
+def setting(place: Any, name: str, value: Any) -> Iterator[None]:
+    """Context in which ``place.name`` is ``value``, also if there is no such name otherwise."""
+    missing = object()
+    before = vars(place).get(name, missing)
+    setattr(place, name, value)
+    try:
+        yield
+    finally:
+        if before is missing:
+            delattr(place, name)
+        else:
+            setattr(place, name, before)

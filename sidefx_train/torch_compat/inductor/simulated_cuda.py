@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from sidefx_train.torch_compat.inductor.patching import replaced
+from sidefx_train.torch_compat.inductor.patching import replaced, setting
 from sidefx_train.torch_compat.recording import TorchDispatchMode
 
 _LIMITS = {
@@ -96,33 +96,18 @@ def simulated_cuda(
         stack.enter_context(cuda_guard())
         for place, names in _answers(capability).items():
             for name, value in names.items():
-                stack.enter_context(_set(place, name, value))
-        stack.enter_context(_set(triton_helpers, "set_driver_to_gpu", lambda: None))
-        stack.enter_context(_set(triton.runtime.driver, "_active", _driver(capability)))
+                stack.enter_context(setting(place, name, value))
+        stack.enter_context(setting(triton_helpers, "set_driver_to_gpu", lambda: None))
+        stack.enter_context(setting(triton.runtime.driver, "_active", _driver(capability)))
         stack.enter_context(config.patch(_UNMEASURED))
         stack.enter_context(replaced(UniformValueConstantFolder, "_deduce_value", on_cpu))
         if kernel is not None:
-            stack.enter_context(_set(AsyncCompile, "triton", _loading(kernel)))
-            stack.enter_context(_set(AsyncCompile, "use_process_pool", lambda compiler: False))
+            stack.enter_context(setting(AsyncCompile, "triton", _loading(kernel)))
+            stack.enter_context(setting(AsyncCompile, "use_process_pool", lambda compiler: False))
         if wrapper is not None:
             stack.enter_context(replaced(compile_fx, "compile_fx_inner", _wrapping(wrapper)))
         with _asked_again():
             yield
-
-
-@contextmanager
-def _set(place: Any, name: str, value: Any) -> Iterator[None]:
-    """Context in which ``place.name`` is ``value``, also if there is no such name otherwise."""
-    missing = object()
-    before = vars(place).get(name, missing)
-    setattr(place, name, value)
-    try:
-        yield
-    finally:
-        if before is missing:
-            delattr(place, name)
-        else:
-            setattr(place, name, before)
 
 
 def _answers(capability: int) -> dict[Any, dict[str, Any]]:

@@ -61,24 +61,24 @@ def _from_numpy(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]
     return _tensor_over(world, record)
 
 
+def _over_array(world: TraceWorld, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
+    """Calls ``fn``, which makes a tensor over the memory of its argument ``name`` where it can."""
+    record = _record(world, args, kwargs, name)
+    if record is None:
+        made = by_keywords(world, args, kwargs, name)
+        return _over_made(world, fn, args, kwargs, name) if made is ABSENT else made
+    rest = {key: value for key, value in kwargs.items() if key != name}
+    return world.guarded(fn, (_tensor_over(world, record), *args[1:]), rest)
+
+
 @registry.intercept(torch.as_tensor)
 def _as_tensor(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    record = _record(world, args, kwargs, "data")
-    if record is None:
-        made = by_keywords(world, args, kwargs, "data")
-        return _over_made(world, torch.as_tensor, args, kwargs, "data") if made is ABSENT else made
-    rest = {name: value for name, value in kwargs.items() if name != "data"}
-    return world.guarded(torch.as_tensor, (_tensor_over(world, record), *args[1:]), rest)
+    return _over_array(world, torch.as_tensor, args, kwargs, "data")
 
 
 @registry.intercept(torch.asarray)
 def _asarray(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    record = _record(world, args, kwargs, "obj")
-    if record is None:
-        made = by_keywords(world, args, kwargs, "obj")
-        return _over_made(world, torch.asarray, args, kwargs, "obj") if made is ABSENT else made
-    rest = {name: value for name, value in kwargs.items() if name != "obj"}
-    return world.guarded(torch.asarray, (_tensor_over(world, record), *args[1:]), rest)
+    return _over_array(world, torch.asarray, args, kwargs, "obj")
 
 
 @registry.intercept(torch.tensor)

@@ -94,6 +94,16 @@ def new_symbolic_number(shape_env: ShapeEnv, value: int | float, name: str) -> A
     return shape_env.create_unspecified_symint_and_symbol(value, source, DimDynamic.DYNAMIC)
 
 
+def mark_numpy(number: Any, kind: type) -> None:
+    """Notes that a symbolic number stands for a number of NumPy of class ``kind``."""
+    number.numpy_class = kind
+
+
+def numpy_class(value: Any) -> type | None:
+    """Returns the class of the number of NumPy that a symbolic number stands for; ``None`` for any other value."""
+    return value.__dict__.get("numpy_class") if type(value) in (torch.SymInt, torch.SymFloat) else None
+
+
 def symbol_of(number: Any) -> Any:
     """Returns the sympy expression of a symbolic number."""
     return number.node.expr

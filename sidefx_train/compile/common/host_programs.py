@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter, int, float)
+_PLAIN = (torch.Tensor, torch.nn.Parameter, int, float, np.float64, np.int64)
 
 
 class Slot(NamedTuple):
@@ -66,6 +67,44 @@ class HostProgram:
                 return result.reshape(-1).tolist() if isinstance(result, torch.Tensor) else [result]
         except (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError):
             return []  # the values are not as the capture saw them: a guard says so
+
+
+class NumberCall:
+    """A call of a pure function of C code on numbers, which returns numbers.
+
+    Args:
+        function: such as ``math.erf``, ``np.cos``, ``operator.add``.
+    """
+
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the result.
+
+        Raises:
+            ArithmeticError: it is no number, none that a graph takes as an input, or NumPy would warn of it.
+        """
+        if np.geterr()["under"] != "ignore":
+            raise ArithmeticError("NumPy reports underflows")
+        with np.errstate(divide="raise", over="raise", invalid="raise"):
+            result = self._function(*args, **kwargs)
+        for number in result if type(result) is tuple else (result,):
+            if type(number) not in COMPUTED or not -_LARGEST < number < _LARGEST:
+                raise ArithmeticError(f"{number!r} is no input of a graph")
+        return result
+
+    def __repr__(self) -> str:
+        return f"NumberCall({id(self._function)})"
+
+
+COMPUTED = (int, float, bool, np.float64, np.int64, np.bool_)
+"""Types of numbers that the prologue computes by functions of C code."""
+
+_LARGEST = 2.0**62
+"""Integers of a graph have 64 bits."""
 
 
 def _filled(value: Any, known: list[Any]) -> Any:

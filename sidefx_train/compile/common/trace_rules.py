@@ -21,6 +21,7 @@ import warnings
 import weakref
 from typing import Any
 
+import numpy as np
 import torch
 
 from sidefx_train import torch_compat as compat
@@ -239,6 +240,8 @@ def is_pure(fn: Any) -> bool:
     """Returns True for C callables that depend on and change only their arguments."""
     if safe_isinstance(fn, type):
         return fn in PURE_FUNCTIONS or _made_by_pure_code(fn)
+    if type(fn) is np.ufunc and set("".join(fn.types)) <= set("O->"):  # by `np.frompyfunc`: it calls Python code
+        return False
     if type(fn) is types.BuiltinFunctionType and fn in PURE_FUNCTIONS:
         return True
     owner = attribute_of(fn, "__self__")

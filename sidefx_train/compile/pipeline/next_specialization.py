@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import torch
 
-from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.specialization import Specialization
 from sidefx_train.compile.capture.world.native_calls.caller_frames import BEYOND
 from sidefx_train.compile.capture.world.trace_world import TraceWorld
@@ -43,8 +42,4 @@ def after_refusal(spec: Specialization, traced: TracedGraph) -> Specialization |
     reads = any(node.target is torch.ops.aten._local_scalar_dense.default for node in nodes)
     if reads and spec.host_reads and not spec.reads_inputs:
         return replace(spec, reads_inputs=True)
-    values = (node.meta.get("val") for node in nodes)
-    integers = (value for value in values if isinstance(value, torch.SymInt))
-    if spec.integers_of_floats and any(map(compat.comes_from_float, integers)):
-        return replace(spec, integers_of_floats=False)
     return None

@@ -134,6 +134,8 @@ def specialized_after(
         spec = replace(spec, dynamic_sizes=spec.dynamic_sizes | changes.sizes)
     elif guard.kind == "is" and _replaced(guard.value, value, in_part):
         spec = replace(spec, refetched=spec.refetched | {label})
+    elif guard.kind == "equal" and type(guard.value) is type(value) in (np.float64, np.int64):
+        spec = replace(spec, symbolic_numbers=spec.symbolic_numbers | {label})
     elif guard.kind == "equal" and (label.endswith(CONTENTS) or isinstance(guard.value, np.generic)):
         spec = _after_array(spec, label.removesuffix(CONTENTS))
     elif guard.kind == "length":

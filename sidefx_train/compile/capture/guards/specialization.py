@@ -38,8 +38,6 @@ class Specialization:
         host_reads: values of inputs may be read before the graph runs.
         read_decisions: number of captures that another decision on such a value caused.
         reads_inputs: the step needs values of inputs as Python numbers; the prologue computes them.
-        integers_of_floats: floats that change are converted to integers in the graph; False if the backend cannot take
-            such an integer where it is used, as a size: then the conversion runs natively.
         passes_ragged_gradients: the backward runs outside, and gradients of jagged tensors from outside leave the step.
         native_backward: Python code in a backward outside has effects, or reads what may change: it runs natively.
         lists_numbers: ``tolist`` of a small tensor is captured; False if the step needs their values.
@@ -72,7 +70,6 @@ class Specialization:
     host_reads: bool = True
     read_decisions: int = 0
     reads_inputs: bool = False
-    integers_of_floats: bool = True
     passes_ragged_gradients: bool = False
     native_backward: bool = False
     lists_numbers: bool = True

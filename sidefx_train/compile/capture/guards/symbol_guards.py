@@ -67,6 +67,7 @@ def _exactly(symbol: str, value: Any, source: Source) -> NumberCondition:
     names = ((symbol, source),)
     if value != value:
         return NumberCondition(f"{symbol} != {symbol}", names)
+    value = float(value) if isinstance(value, float) else value  # a number of NumPy has no literal
     same = f"{symbol} == {literal(value)}"
     if type(value) is float and value == 0:  # -0.0 behaves differently in a division
         same += f" and math.copysign(1.0, {symbol}) == {math.copysign(1.0, value)}"

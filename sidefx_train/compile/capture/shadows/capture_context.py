@@ -46,6 +46,7 @@ class CaptureContext(ABC):
     left_hooks: Any
     custom_functions: Any
     host_reads: Any
+    computed_numbers: Any
 
     @abstractmethod
     def locate(self) -> Location | None: ...

@@ -10,10 +10,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import numpy as np
+
 from sidefx_train.compile.capture.guards.recorder import GuardRecorder
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.guards.specialization import Specialization
 from sidefx_train.compile.capture.recording.tracer import GraphTracer
+
+Number = int | float | np.int64
+"""A number from outside that may be symbolic; a ``np.float64`` is a float."""
 
 
 class DefinitionRecorder(Protocol):
@@ -46,7 +51,7 @@ class ShadowTableAPI(GuardRecorder, ABC):
     leaves: list[Any]
     accumulators: list[Any]
     sizes: list[tuple[Any, Source]]
-    numbers: list[tuple[Any, Source, int | float]]
+    numbers: list[tuple[Any, Source, Number]]
     static_roots: set[int]
     host_roots: set[int]
     fixed_roots: set[int]
@@ -84,7 +89,7 @@ class ShadowTableAPI(GuardRecorder, ABC):
     def shadow_key(self, real_key: Any, base: Source, position: int) -> Any: ...
 
     @abstractmethod
-    def length(self, real: int, source: Source) -> Any: ...
+    def length(self, real: Number, source: Source) -> Any: ...
 
     @abstractmethod
     def ragged_size(self, fake: Any) -> Any: ...

@@ -49,7 +49,7 @@ from sidefx_train.compile.capture.shadows.factories import (
 )
 from sidefx_train.compile.capture.shadows.finalizers import deletes, retire
 from sidefx_train.compile.capture.shadows.identity_tracking import Identities
-from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
+from sidefx_train.compile.capture.shadows.interfaces import Number, ShadowTableAPI
 from sidefx_train.compile.capture.shadows.objects import outside_exceptions, weak_references
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord, MadeArrays, array_shadow
 from sidefx_train.compile.capture.shadows.objects.shown_classes import ShownClasses
@@ -156,7 +156,7 @@ class ShadowTable(ShadowTableAPI):
         self.cells: dict[int, CellRecord] = {}
         self.namespaces: dict[int, NamespaceRecord] = {}
         self.new_namespaces: dict[int, tuple[dict[str, Any], Any]] = {}
-        self.numbers: list[tuple[Any, Source, int | float]] = []
+        self.numbers: list[tuple[Any, Source, Number]] = []
         self.number_sources: dict[int, Source] = {}
         self.reenter: Callable[[Any], Any] = _not_callable_yet
         self.dropped: Callable[[str], None] = _not_callable_yet
@@ -220,6 +220,8 @@ class ShadowTable(ShadowTableAPI):
             return derived_shadow(self, real, source)
         if cls is np.float64 and self.below(source, self._symbolic_roots):
             return self._number(real, source, name)
+        if cls in (np.float64, np.int64) and source.label in self.specialization.symbolic_numbers:
+            return self._numpy_number(real, source)
         if cls is np.ndarray and not real.dtype.hasobject:
             return self.register(array_shadow(self, real, source))
         if issubclass(cls, BY_VALUE) or cls is frozenset:
@@ -382,13 +384,23 @@ class ShadowTable(ShadowTableAPI):
         self.guard("type", source, type(real))
         return self._symbolic_number(real, source)
 
-    def _symbolic_number(self, real: int | float, source: Source) -> Any:
-        number = self.tracer.add_scalar(float(real) if safe_isinstance(real, float) else real, source.label)
+    def _numpy_number(self, real: Number, source: Source) -> Any:
+        """Returns the symbolic number for one of NumPy that changes; operators keep its class."""
+        if not -(2.0**62) < real < 2.0**62:
+            self.guard("equal", source, real)
+            return real
+        self.guard("type", source, type(real))
+        number = self.length(real, source)
+        compat.mark_numpy(number, type(real))
+        return number
+
+    def _symbolic_number(self, real: Number, source: Source) -> Any:
+        number = self.tracer.add_scalar(float(real) if safe_isinstance(real, float) else int(real), source.label)
         self.numbers.append((number, source, real))
         self._numbers_by_source[id(source)] = number
         return number
 
-    def length(self, real: int | float, source: Source) -> Any:
+    def length(self, real: Number, source: Source) -> Any:
         """Returns a symbolic length, or another number that is never a constant."""
         found = self._numbers_by_source.get(id(source))
         return self._symbolic_number(real, source) if found is None else found

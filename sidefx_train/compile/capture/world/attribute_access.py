@@ -98,6 +98,9 @@ class Attributes:
             return str if record is None else type(record.real)
         if compat.is_ragged_size(obj):
             return torch.SymInt
+        of_numpy = compat.numpy_class(obj)
+        if of_numpy is not None:
+            return of_numpy
         return obj.cls if issubclass(cls, NativeIterator) else _SHOWN_TYPES.get(cls, cls)
 
     def class_attr(self, cls: type, name: str) -> Any:
@@ -328,7 +331,7 @@ class Attributes:
         if type(obj) in compat.SYMBOLS:
             if name in ("real", "numerator") and type(obj) is not torch.SymBool:
                 return obj
-            kind = _SHOWN_TYPES[type(obj)]
+            kind = compat.numpy_class(obj) or _SHOWN_TYPES[type(obj)]
             if name in _OF_ALL_NUMBERS or not hasattr(kind, name):
                 return getattr(kind(), name)
             return getattr(self.world.guarded(builtin_methods.concrete, (obj,), {}), name)

@@ -180,6 +180,8 @@ class Interception:
         """Converts numbers, and makes strings of values that are known only after the graph."""
         if fn is int or fn is float or fn is bool:
             return builtin_methods.convert_number(self.world, fn, args)
+        if fn is np.float64 or fn is np.int64:
+            return self.world.computed_numbers.call(fn, args, kwargs)
         if joins(fn) and len(args) == 1 and hasattr(type(args[0]), "__next__"):
             return self.interp.call(fn, (self.interp.iterate(args[0]),), kwargs)
         if safe_isinstance(attribute_of(fn, "__self__"), str) and (found := deferred_in([*args, *kwargs.values()])):

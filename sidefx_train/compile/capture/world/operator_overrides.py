@@ -116,6 +116,9 @@ class Operators:
                 name in _COMPARES and any(type(value) is torch.SymBool for value in args)
             )
             if by_value or operator_raises(self.world, name, args) or needs_values(self.world, name, args):
+                found = self.world.computed_numbers.call(builtin_methods.OPERATORS[name], args, {})
+                if found is not ABSENT:
+                    return found
                 args = builtin_methods.concrete_within(args)
             if not (name in ("getitem", "setitem") and safe_isinstance(first, (list, tuple))):
                 return self.world.calls.run_native(builtin_methods.OPERATORS[name], args, {})

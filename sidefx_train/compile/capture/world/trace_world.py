@@ -47,6 +47,7 @@ from sidefx_train.compile.capture.world.native_calls.lru_cache import Caches
 from sidefx_train.compile.capture.world.native_calls.wrapper_dispatch import WrapperDispatch
 from sidefx_train.compile.capture.world.operator_overrides import Operators
 from sidefx_train.compile.capture.world.random_draws import RandomDraws
+from sidefx_train.compile.capture.world.symbolic_numbers.computed_numbers import ComputedNumbers
 from sidefx_train.compile.capture.world.symbolic_numbers.host_reads import HostReads
 from sidefx_train.compile.capture.world.variables import Variables
 from sidefx_train.compile.common import interceptor_registry as registry
@@ -83,6 +84,7 @@ class TraceWorld(CaptureWorldAPI):
         queries: queries of global state.
         random_draws: random numbers that the step draws in Python.
         host_reads: values of inputs that the step reads in Python.
+        computed_numbers: results of C code that is called on numbers that change.
         warns: code that has called ``warnings.warn``.
         class_views: namespaces of classes that the program holds, with the class.
         last_error: the exception that C code raised last, with the callable and the user's line.
@@ -155,6 +157,7 @@ class TraceWorld(CaptureWorldAPI):
         self.random_draws = RandomDraws(self.heap)
         self.host_reads = HostReads(self)
         tracer.size_of = self.host_reads.size_of
+        self.computed_numbers = ComputedNumbers(self)
         self.warns: frozenset[types.CodeType] = frozenset()
         self.caches = Caches(self)
         self.deferred: list[DeferredCall] = []

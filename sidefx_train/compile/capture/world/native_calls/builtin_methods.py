@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.recording.constant_folding import constant_value
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
 from sidefx_train.compile.capture.shadows.containers.sets import SetRecord
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
@@ -194,10 +195,10 @@ def class_view_operator(world: Any, name: str, args: tuple[Any, ...]) -> Any:
 
 def concrete(value: Any) -> Any:
     """Returns a symbolic number's value, guarded, for hashing or C code."""
-    if safe_isinstance(value, torch.SymInt):
-        return int(value)
-    if safe_isinstance(value, torch.SymFloat):
-        return float(value)
+    if safe_isinstance(value, (torch.SymInt, torch.SymFloat)):
+        plain = int(value) if safe_isinstance(value, torch.SymInt) else float(value)
+        kind = compat.numpy_class(value)
+        return plain if kind is None else kind(plain)
     if safe_isinstance(value, torch.SymBool):
         return bool(value)
     if type(value) is tuple and not is_plain(value):
@@ -331,19 +332,25 @@ _TO_INTEGER = (math.floor, math.ceil, math.trunc)
 def number_function(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Functions of numbers that keep a symbolic argument symbolic; others get its value, which is guarded."""
     if kwargs or not any(safe_isinstance(value, compat.SYMBOLS) for value in args):
-        return ABSENT
+        return world.computed_numbers.call(fn, args, kwargs)
     found = number_subclasses.slot_operator(world, fn, args)
     if found is not ABSENT:
         return found
+    if any(map(compat.numpy_class, args)):
+        found = world.computed_numbers.call(fn, args, kwargs)
+        if found is not ABSENT:
+            return found
     to_integer = fn in _TO_INTEGER or (fn is round and (len(args) == 1 or args[1] is None))
     if to_integer and args:
-        _allow_integer(world, args[0])
+        found = computed_integer(world, fn, args)
+        if found is not ABSENT:
+            return found
         if no_integer(world, args[0]):
             return world.guarded(fn, tuple(map(concrete, args)), {})
     if fn in (bisect.bisect_left, bisect.bisect_right):
         return _bisect(world, fn is bisect.bisect_right, *args)
     if not all(safe_isinstance(value, (torch.SymInt, torch.SymFloat, int, float)) for value in args):
-        return ABSENT
+        return world.computed_numbers.call(fn, args, kwargs)
     if function_raises(world, fn, args):
         return world.guarded(fn, tuple(map(concrete, args)), {})
     symbolic = compat.SYMBOLIC_MATH.get(fn)
@@ -352,12 +359,14 @@ def number_function(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwarg
         return values[0] / values[1] if fn is math.log and len(values) == 2 else values[0]
     if fn is math.pow:
         return torch.sym_float(args[0]) ** torch.sym_float(args[1])
-    return ABSENT
+    return world.computed_numbers.call(fn, args, kwargs)
 
 
-def _allow_integer(world: CaptureContext, value: Any) -> None:
-    if type(value) is torch.SymFloat and not world.specialization.integers_of_floats:
-        world.heap.refuse("SFX111", "makes an integer of a float that changes, which the backend cannot take as a size")
+def computed_integer(world: CaptureContext, fn: Any, args: tuple[Any, ...]) -> Any:
+    """Returns the integer of a symbolic float as a number of its own, which may be a size; else :data:`ABSENT`."""
+    if type(args[0]) is not torch.SymFloat or compat.is_unbacked(args[0]):
+        return ABSENT
+    return world.computed_numbers.call(fn, args, {})
 
 
 def _bisect(world: CaptureContext, right: bool, items: Any, value: Any, low: int = 0, high: int | None = None) -> Any:
@@ -407,7 +416,8 @@ def convert_number(world: CaptureContext, kind: type, args: tuple[Any, ...]) -> 
     if safe_isinstance(value, torch.Tensor):
         if kind is bool:
             return _truth_of_tensor(world, value)
-        number = host_value(world, value)
+        known = constant_value(world.tracer, value)
+        number = host_value(world, value) if known is None else known.item()
         if number is None:
             if value.dtype is torch.bool:
                 value = value.to(torch.int64)  # a symbolic bool has no symbolic int
@@ -417,8 +427,13 @@ def convert_number(world: CaptureContext, kind: type, args: tuple[Any, ...]) -> 
         return ABSENT if value is args[0] else kind(value)
     if kind is bool:
         return world.truth(value)
+    if compat.numpy_class(value) is not None:
+        found = world.computed_numbers.call(kind, (value,), {})
+        return world.guarded(kind, (concrete(value),), {}) if found is ABSENT else found
     if kind is int:
-        _allow_integer(world, value)
+        found = computed_integer(world, int, args)
+        if found is not ABSENT:
+            return found
         if no_integer(world, value):
             return world.guarded(int, (concrete(value),), {})
     return world.guarded(torch.sym_float if kind is float else torch.sym_int, (value,), {})

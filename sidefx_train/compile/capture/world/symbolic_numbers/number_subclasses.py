@@ -12,6 +12,7 @@ import operator
 import types
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from sidefx_train import torch_compat as compat
@@ -41,6 +42,9 @@ def needs_value(operands: tuple[Any, ...]) -> bool:
     """Returns True if the other operand converts a symbolic number to a type of its own: a numpy scalar, a flag."""
     if not any(type(value) in compat.SYMBOLS for value in operands):
         return False
+    if any(map(compat.numpy_class, operands)):
+        kinds = (int, float, np.generic, *compat.SYMBOLS)
+        return all(safe_isinstance(value, kinds) for value in operands)
     others = [value for value in operands if type(value) not in compat.SYMBOLS]
     return any(compat.is_numpy_scalar(value) or safe_isinstance(value, enum.Flag) for value in others)
 

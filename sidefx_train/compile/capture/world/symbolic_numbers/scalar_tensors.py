@@ -126,9 +126,11 @@ def _computed(world: CaptureContext, node: fx.Node, before: fx.Node | None) -> A
         return drawn
     if node.op == "placeholder":
         return _of_placeholder(world, node, before)
+    if node.op != "call_function" or not node.args:
+        return None
     if node.target in _SAME_MEMORY or node.args[:1] == tuple(written_args(node)):
         return _computed(world, node.args[0], before)  # type: ignore[arg-type]
-    if node.op != "call_function" or not node.args or world.writes.to(held):
+    if world.writes.to(held):
         return None
     given = node.args[0].meta.get("val") if safe_isinstance(node.args[0], fx.Node) else None
     if not safe_isinstance(given, torch.Tensor):

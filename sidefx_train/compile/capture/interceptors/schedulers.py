@@ -10,7 +10,7 @@ from torch.optim import lr_scheduler
 
 from sidefx_train.compile.capture.interpreter.frame_objects import Place
 from sidefx_train.compile.capture.shadows.deferred_values import DeferredCall
-from sidefx_train.compile.capture.world.argument_snapshot import ArgumentSnapshot
+from sidefx_train.compile.capture.world.deferred.argument_snapshot import ArgumentSnapshot
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
 

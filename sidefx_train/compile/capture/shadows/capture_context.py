@@ -47,6 +47,7 @@ class CaptureContext(ABC):
     custom_functions: Any
     host_reads: Any
     computed_numbers: Any
+    queries: Any
 
     @abstractmethod
     def locate(self) -> Location | None: ...

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 
 from sidefx_train import torch_compat as compat
@@ -28,6 +29,7 @@ from sidefx_train.compile.capture.shadows.finalizers import deletes
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
 from sidefx_train.compile.capture.shadows.objects.tensors import PLAIN_TENSORS
 from sidefx_train.compile.capture.shadows.records import InstanceRecord, TensorRecord
+from sidefx_train.compile.capture.world.deferred import deferred_warnings
 from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
 from sidefx_train.compile.capture.world.native_call_facts import (
     BARE,
@@ -59,7 +61,7 @@ from sidefx_train.compile.capture.world.native_call_facts import (
 from sidefx_train.compile.capture.world.native_calls import (
     builtin_methods,
     cpp_warnings,
-    deferred_warnings,
+    python_conversions,
 )
 from sidefx_train.compile.capture.world.native_calls import (
     lru_cache as caches,
@@ -75,6 +77,7 @@ from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstanc
 from sidefx_train.compile.graph.fx_utils import one_generator
 from sidefx_train.errors import Unsupported
 
+_CALLS_METHODS = (repr, str, bytes, bytearray)
 _ASKS = frozenset({types.FunctionType, types.BuiltinFunctionType})
 STANDING = (property, staticmethod, classmethod, types.CellType, types.FunctionType, types.ModuleType)
 """Classes that C code can instantiate; outside instances pass through."""
@@ -178,11 +181,14 @@ class Calls:
         if type(attribute_of(fn, "__self__")) is torch.Generator:
             self._check_generator(fn)
         if torch_call:
+            python_conversions.refuse_in_torch(self.world, fn, (*args, *kwargs.values()))
             answer = self._read_value(fn, args)
         else:
+            args = python_conversions.with_position(self.world, fn, args)
             answer, args = self._on_containers(fn, args, kwargs)
         if answer is not ABSENT:
             return answer
+        python_conversions.refuse_arrays(self.world, fn, args)
         kind = fn if safe_isinstance(fn, type) else args[0] if fn is object.__new__ and args else None
         if safe_isinstance(kind, type) and deletes(kind) and not is_library(kind.__module__):
             self.heap.refuse("SFX104", f"makes a {trace_rules.describe(kind)}, whose class has __del__")
@@ -349,7 +355,8 @@ class Calls:
             if any(safe_isinstance(value, DeferredValue) for value in args):
                 what = f"{trace_rules.describe(fn)} of a value that is known only after the step"
                 self.heap.refuse("SFX106", what)
-        if fn is repr or fn is str or not keeps_callables(fn) or asks_missing(fn, args):
+        calls = any(fn is known for known in _CALLS_METHODS) or any(type(value) is np.ndarray for value in args)
+        if calls or not keeps_callables(fn) or asks_missing(fn, args):
             objects = self.world.reentry.objects(fn, (attribute_of(fn, "__self__"), *args, *kwargs.values()))
             if objects:
                 with self.world.reentry.around(objects):

@@ -19,8 +19,10 @@ import torch
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.object_model import formatting
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
-from sidefx_train.compile.capture.world.argument_snapshot import deferred_string
-from sidefx_train.compile.capture.world.deferral import own_code, own_stream
+from sidefx_train.compile.capture.world.deferred import deferred_warnings
+from sidefx_train.compile.capture.world.deferred.argument_snapshot import deferred_string
+from sidefx_train.compile.capture.world.deferred.deferral import own_code, own_stream
+from sidefx_train.compile.capture.world.deferred.deferred_strings import deferred_in
 from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
 from sidefx_train.compile.capture.world.native_call_facts import (
     DISABLERS,
@@ -32,13 +34,11 @@ from sidefx_train.compile.capture.world.native_call_facts import (
 from sidefx_train.compile.capture.world.native_calls import (
     builtin_methods,
     contextvars_and_locks,
-    deferred_warnings,
     weakref_calls,
 )
 from sidefx_train.compile.capture.world.native_calls import (
     lru_cache as caches,
 )
-from sidefx_train.compile.capture.world.native_calls.deferred_strings import deferred_in
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.host_draws import is_generator

@@ -22,19 +22,20 @@ from sidefx_train.compile.capture.shadows.deferred_values import (
     percent,
 )
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
-from sidefx_train.compile.capture.world.argument_snapshot import deferred_string
+from sidefx_train.compile.capture.world.deferred.argument_snapshot import deferred_string
+from sidefx_train.compile.capture.world.deferred.deferred_strings import as_shown, deferred_in
 from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
 from sidefx_train.compile.capture.world.native_call_facts import HASHED
 from sidefx_train.compile.capture.world.native_calls import (
     builtin_methods,
 )
-from sidefx_train.compile.capture.world.native_calls.deferred_strings import as_shown, deferred_in
 from sidefx_train.compile.capture.world.symbolic_numbers import number_subclasses
 from sidefx_train.compile.capture.world.symbolic_numbers.domain_errors import needs_values, operator_raises
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
 
+_SUBSCRIPTS = frozenset({"getitem", "setitem", "delitem"})
 _OF_ARRAYS = frozenset({"add", "sub", "mul", "truediv"})
 
 
@@ -47,6 +48,10 @@ class Operators:
 
     def override_operator(self, name: str, args: tuple[Any, ...]) -> Any:
         first = args[0] if args else None
+        if name in _SUBSCRIPTS and safe_isinstance(first, (torch.Tensor, np.ndarray)):
+            index = operators.positions(self.interp, args[1])
+            if index is not args[1]:
+                return self.interp.call(builtin_methods.OPERATORS[name], (first, index, *args[2:]), {})
         if self.world.reads.listening:
             self.world.reads.containers(args)
         if safe_isinstance(first, NativeIterator) and name in ("iter", "next"):

@@ -30,14 +30,14 @@ from sidefx_train.compile.capture.world import backward_reads
 from sidefx_train.compile.capture.world.attribute_access import Attributes
 from sidefx_train.compile.capture.world.branches import Branches
 from sidefx_train.compile.capture.world.call_handling import Calls
-from sidefx_train.compile.capture.world.deferral import Deferral
+from sidefx_train.compile.capture.world.deferred import deferred_warnings
+from sidefx_train.compile.capture.world.deferred.deferral import Deferral
 from sidefx_train.compile.capture.world.inlining_policy import TraceRulesPolicy
 from sidefx_train.compile.capture.world.interception import Interception
 from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
 from sidefx_train.compile.capture.world.keys import Keys
 from sidefx_train.compile.capture.world.native_calls import (
     contextvars_and_locks,
-    deferred_warnings,
 )
 from sidefx_train.compile.capture.world.native_calls.dispatch_modes import DispatchModes
 from sidefx_train.compile.capture.world.native_calls.dunder_reentry import Reentry
@@ -238,6 +238,7 @@ class TraceWorld(CaptureWorldAPI):
             while self.native_generators:
                 self.native_generators.pop().close()
             self.modes.close()
+            self.context.close()
             self.end_rules()
             for wrapper in self.wrappers.values():
                 wrapper.close()

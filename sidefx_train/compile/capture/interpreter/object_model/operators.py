@@ -322,11 +322,28 @@ def as_length(interp: InterpreterAPI, answer: Any) -> Any:
 
 def _position(interp: InterpreterAPI, obj: Any, key: Any) -> Any:
     """Converts ``key`` for a C sequence: calls a Python-level ``__index__``."""
-    if not is_static(type(key)) and type(obj) in _INDEXED:
-        method = special(interp, key, "__index__")
-        if method is not ABSENT and method is not None:
-            return interp.call(operator.index, (key,), {})
-    return key
+    return position(interp, key) if type(obj) in _INDEXED else key
+
+
+def position(interp: InterpreterAPI, key: Any) -> Any:
+    """Returns an index with plain integers in place of objects with a Python-level ``__index__``, also in a slice."""
+    if type(key) is slice:
+        parts = (key.step, key.start, key.stop)  # in the order in which C code reads them
+        step, start, stop = (position(interp, part) for part in parts)
+        same = step is key.step and start is key.start and stop is key.stop
+        return key if same else slice(start, stop, step)
+    if is_static(type(key)):
+        return key
+    method = special(interp, key, "__index__")
+    return key if method is ABSENT or method is None else interp.call(operator.index, (key,), {})
+
+
+def positions(interp: InterpreterAPI, key: Any) -> Any:
+    """The same for an index of several dimensions, which may be a tuple."""
+    if type(key) is not tuple:
+        return position(interp, key)
+    found = tuple(position(interp, item) for item in key)
+    return key if all(map(operator.is_, found, key)) else found
 
 
 def getitem(interp: InterpreterAPI, obj: Any, key: Any) -> Any:

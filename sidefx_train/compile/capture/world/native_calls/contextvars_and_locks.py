@@ -10,6 +10,8 @@ from contextvars import Token
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
+
 from sidefx_train.compile.capture.shadows import transient_objects
 from sidefx_train.compile.capture.shadows.deferred_values import DeferredCall, DeferredResult
 from sidefx_train.compile.capture.shadows.records import Record
@@ -20,6 +22,8 @@ from sidefx_train.errors import Location, Unsupported
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.capture_context import CaptureContext
 
+_NUMPY_ERRORS = "numpy.ufunc.extobj"
+"""Name of the variable that ``np.errstate`` sets."""
 LOCKS: tuple[type, ...] = (_thread.LockType, _thread.RLock)
 
 
@@ -36,6 +40,8 @@ class ContextVariables:
         self._unset: dict[contextvars.ContextVar[Any], Token] = {}
         """Tokens that restore a variable's state at entry, if it was unset."""
         self._changes: list[_Change] = []
+        self._of_numpy: tuple[contextvars.ContextVar[Any], Token] | None = None
+        """NumPy's variable while the step has set it, and the token that takes this back."""
 
     def call(self, name: str, variable: contextvars.ContextVar[Any], args: tuple[Any, ...]) -> Any:
         """Runs ``variable.get/set/reset`` on the capture's own values."""
@@ -45,11 +51,36 @@ class ContextVariables:
         if known is not None:
             return self._reset_outside(variable, known)
         result = self._context.run(getattr(variable, name), *args)
+        if name != "get" and variable.name == _NUMPY_ERRORS:
+            self._show_numpy(variable)
         if name != "get":
             token, value = (result, args[0]) if name == "set" else (args[0], None)
             self._changes.append(_Change(name, variable, token, value, self.world.locate()))
             _forget_value(self._changes)
         return result
+
+    def guard_numpy_errors(self) -> None:
+        """Guards how NumPy reports floating-point errors outside the step: C code of NumPy is called."""
+        if self._of_numpy is None:
+            self.world.queries.guard(np.geterr, "numpy.geterr()")
+
+    def close(self) -> None:
+        """Ends the capture: what NumPy's code has seen of it is taken back."""
+        if self._of_numpy is not None:
+            variable, token = self._of_numpy
+            self._of_numpy = None
+            variable.reset(token)
+
+    def _show_numpy(self, variable: contextvars.ContextVar[Any]) -> None:
+        """Gives the program's own variable the value of the capture, which C code of NumPy reads."""
+        self.guard_numpy_errors()
+        value = self._context.get(variable, ABSENT)
+        if value is ABSENT:
+            self.close()
+        elif self._of_numpy is None:
+            self._of_numpy = variable, variable.set(value)
+        else:
+            variable.set(value)
 
     def held(self) -> list[Any]:
         """Returns the objects of the trace that variables hold, and tokens."""
@@ -73,6 +104,8 @@ class ContextVariables:
         for change in reversed(changes_since):
             if change.name == "set" and id(change.token) not in used:
                 self._context.run(change.variable.reset, change.token)
+                if change.variable.name == _NUMPY_ERRORS:
+                    self._show_numpy(change.variable)
         del self._changes[count:]
 
     def settle(self) -> None:

@@ -2,7 +2,8 @@
 
 They reach Python's filters with the innermost frame of Python, which is this module's. A filter takes them, and they
 are issued for the program's file and line: immediately, and again after each replay if this process has met the text
-twice. C code often warns once per process, and does not say so; a text that comes again belongs to no such warning.
+twice. Code of torch often warns once per process, and does not say so; a text that comes again belongs to no such
+warning. Other C code warns each time.
 """
 
 from __future__ import annotations
@@ -13,7 +14,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from sidefx_train.compile.capture.interpreter.builtins.warn import WarningSite, place
+from sidefx_train.compile.common import trace_rules
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.capture_context import CaptureContext
@@ -96,6 +101,7 @@ def call(world: CaptureContext, fn: Callable[..., Any], args: tuple[Any, ...], k
         Warning: a filter makes one an error.
     """
     outer, found = _CALLS.found, []  # type: ignore[var-annotated]
+    of_torch = trace_rules.is_torch_callable(fn) or any(safe_isinstance(value, torch.Tensor) for value in args)
     _CALLS.found = found
     warnings.filters.insert(0, _FILTER)  # type: ignore[attr-defined]
     try:
@@ -105,11 +111,11 @@ def call(world: CaptureContext, fn: Callable[..., Any], args: tuple[Any, ...], k
         if _FILTER in warnings.filters:  # else another thread has restored its filters since
             warnings.filters.remove(_FILTER)  # type: ignore[attr-defined]
         for text, category in found:
-            _issue(world, text, category)
+            _issue(world, text, category, may_be_once=of_torch)
 
 
-def _issue(world: CaptureContext, text: str, category: type[Warning]) -> None:
-    _MET[text] = _MET.get(text, 0) + 1
+def _issue(world: CaptureContext, text: str, category: type[Warning], may_be_once: bool) -> None:
+    _MET[text] = _MET.get(text, 0) + (1 if may_be_once else 2)
     site = place(world.interp, 1)
     site(text, category)
     world.defer(RepeatedWarning(site, text, category), (), {})

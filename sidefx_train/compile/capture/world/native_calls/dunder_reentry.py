@@ -162,6 +162,8 @@ class Reentry:
                 if type(value) is types.FunctionType:
                     space[name] = self._shim(value)
                     special = True
+                elif type(value) is property:  # such as `__array_interface__`: read by `__getattribute__`
+                    special = True
                 elif value is None and name not in ("__doc__", "__module__"):
                     space[name] = None
         if not special:
@@ -185,7 +187,9 @@ class Reentry:
 
     def _attribute(self) -> Callable[..., Any]:
         def attribute(self_: Any, name: str) -> Any:
-            return self.outside(lambda: self.world.interp.getattr(self_, name))
+            value = self.outside(lambda: self.world.interp.getattr(self_, name))
+            called = name.startswith("__array") and type(value) is types.MethodType  # as NumPy is about to do
+            return self.world.interp.reentering(value) if called else value
 
         NATIVE_CODE.add(id(attribute.__code__))
         return attribute

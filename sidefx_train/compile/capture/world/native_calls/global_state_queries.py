@@ -92,6 +92,17 @@ class Queries:
             self._guards = None
         return answer
 
+    def guard(self, ask: Callable[[], Any], shown: str) -> None:
+        """Guards the answer of a function that C code asks.
+
+        Args:
+            ask: the function; called again at each call of the step.
+            shown: how messages name it.
+        """
+        if (ask, ()) not in self._asked:
+            self._asked[ask, ()] = (ask, shown, self._heap.locate())
+            self._guards = None
+
     def failed_import(self, name: str) -> None:
         """Records that a module does not exist."""
         self._failed.setdefault(name, (NotImportable(name), self._heap.locate()))

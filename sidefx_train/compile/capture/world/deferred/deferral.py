@@ -13,7 +13,7 @@ import torch
 
 from sidefx_train.compile.capture.interpreter.frame_objects import Place
 from sidefx_train.compile.capture.shadows.deferred_values import DeferredCall, DeferredResult
-from sidefx_train.compile.capture.world.argument_snapshot import ArgumentSnapshot
+from sidefx_train.compile.capture.world.deferred.argument_snapshot import ArgumentSnapshot
 from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
 from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.library_modules import is_library

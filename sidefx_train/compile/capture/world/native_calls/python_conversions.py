@@ -1,0 +1,71 @@
+"""Objects that C code converts by special methods written in Python: to a position, a number, a sequence, an array."""
+
+from __future__ import annotations
+
+import types
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from sidefx_train.compile.capture.interpreter.object_model import operators
+from sidefx_train.compile.capture.interpreter.object_model.attributes import is_static
+from sidefx_train.compile.capture.world.native_call_facts import inside
+from sidefx_train.compile.common import trace_rules
+from sidefx_train.compile.common.library_modules import is_library
+from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.shadows.capture_context import CaptureContext
+
+_SEQUENCES = (list, tuple, str, bytes, bytearray, deque, range)
+_AT_POSITION = frozenset(
+    {"insert", "pop", "__getitem__", "__setitem__", "__delitem__", "__mul__", "__imul__", "rotate"}
+)
+_CONVERSIONS = ("__index__", "__float__", "__int__", "__complex__", "__bool__", "__len__", "__getitem__", "__array__")
+_OTHER_KINDS = (torch.Tensor, torch.nn.Module, int, float, str, tuple, list, dict, set, types.ModuleType, type)
+"""Objects that torch takes as they are, or whose contents it reads in C."""
+
+
+def with_position(world: CaptureContext, fn: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns the arguments of a method of a sequence of C with a plain integer as the position."""
+    if attribute_of(fn, "__name__", "") not in _AT_POSITION or not args:
+        return args
+    if safe_isinstance(attribute_of(fn, "__self__"), _SEQUENCES):
+        return (operators.position(world.interp, args[0]), *args[1:])
+    if len(args) > 1 and safe_isinstance(args[0], _SEQUENCES):
+        return (args[0], operators.position(world.interp, args[1]), *args[2:])
+    return args
+
+
+def refuse_in_torch(world: CaptureContext, fn: Any, args: tuple[Any, ...]) -> None:
+    """Refuses a call of torch with an object that it would convert: it does so as often as its parsers like, and not at
+    all in a replay."""
+    for value in inside(args):
+        cls = type(value)
+        if is_static(cls) or issubclass(cls, _OTHER_KINDS) or is_library(cls.__module__):
+            continue
+        if any(type(getattr(cls, name, None)) is types.FunctionType for name in _CONVERSIONS):
+            what = f"{trace_rules.describe(fn)} converts a {trace_rules.describe(cls)} by methods written in Python"
+            world.heap.refuse("SFX111", what)
+
+
+def refuse_arrays(world: CaptureContext, fn: Any, args: tuple[Any, ...]) -> None:
+    """Refuses calls of NumPy that call Python code past the interpreter: methods of an array's class, the function that
+    is told of floating-point errors."""
+    values = (attribute_of(fn, "__self__"), *args)
+    if not (type(fn) is np.ufunc or any(safe_isinstance(value, (np.ndarray, np.generic, type)) for value in values)):
+        return
+    for value in values:
+        cls = value if safe_isinstance(value, type) else type(value)
+        if issubclass(cls, np.ndarray) and not is_static(cls) and not is_library(cls.__module__):
+            what = f"{trace_rules.describe(fn)} gets a {trace_rules.describe(cls)}, an array of a class of the program"
+            world.heap.refuse("SFX104", what)
+    world.context.guard_numpy_errors()
+    reports = _REPORTS.intersection(np.geterr().values())
+    if reports:
+        world.heap.refuse("SFX104", f"{trace_rules.describe(fn)}: NumPy is set to {min(reports)} floating-point errors")
+
+
+_REPORTS = frozenset({"call", "log", "print"})

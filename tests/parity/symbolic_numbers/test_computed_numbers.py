@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import warnings
@@ -14,6 +15,7 @@ import torch
 import sidefx_train
 from sidefx_train.errors import SideFXWarning
 
+RATES, PLACES = np.linspace(1.0, 0.1, 12), np.arange(12) // 2
 TABLE = np.array([2.0, 3.0, 7.0])
 
 
@@ -47,6 +49,7 @@ CASES: dict[str, Any] = {
     "scalars of NumPy": lambda s: np.float64(s.share) * 2 + np.float64(0.5) * s.share + s.step * np.float64(0.1),
     "integers of NumPy": lambda s: np.clip(s.step, 4, 6) / 5 + np.int64(s.step) // 2 + np.minimum(s.step, 5) % 3,
     "kept integer": lambda s: torch.arange(8.0)[: s.whole].sum() * s.whole + s.whole % 3,
+    "table": lambda s: RATES[s.step] * 2 + torch.arange(9.0)[PLACES[s.step]],
     "chained": chained,
     "chosen": chosen,
     "converted": lambda s: float(np.sin(s.share)) + int(10 * np.sin(s.share)) + round(np.sin(s.share), 2),
@@ -234,6 +237,34 @@ def test_a_rate_that_numpy_computes_trains_as_in_eager(backend):
     for found, expected in zip(weights, eagers, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5 if backend == "inductor" else 0.0, atol=1e-7)
     assert report.replays == 6, str(report)
+
+
+def test_a_counter_that_an_array_keeps():
+    """The step writes into an outside array at an index that changes."""
+
+    def train(fn_of):
+        world, counts = Schedule(), np.zeros(4)
+
+        def step(x, log):
+            counts[world.step % 4] += 1
+            return x * counts.sum()
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SideFXWarning)
+            return run(fn_of(step), world)[0], counts.tolist()
+
+    assert train(lambda step: sidefx_train.compile(step, backend="eager")) == train(lambda step: step)
+
+
+def test_sorted_by_a_comparison():
+    world = Schedule()
+
+    def step(x, log):
+        return x * sorted([3, world.step, 5], key=functools.cmp_to_key(lambda a, b: b - a))[1]
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    assert run(compiled, world) == run(step, world)
+    assert compiled.report().replays == 8, str(compiled.report())
 
 
 def test_operators_of_the_operator_module_and_in_place():

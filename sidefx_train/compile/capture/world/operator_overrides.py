@@ -52,6 +52,8 @@ class Operators:
             index = operators.positions(self.interp, args[1])
             if index is not args[1]:
                 return self.interp.call(builtin_methods.OPERATORS[name], (first, index, *args[2:]), {})
+            if safe_isinstance(first, np.ndarray):
+                return self._of_array(name, args)
         if self.world.reads.listening:
             self.world.reads.containers(args)
         if safe_isinstance(first, NativeIterator) and name in ("iter", "next"):
@@ -156,6 +158,16 @@ class Operators:
         if type(args[1]) not in (int, float) or self.world.branching:
             return ABSENT
         return self.world.random_draws.derive(array, builtin_methods.OPERATORS[name], args[1:], f"operator.{name}")
+
+    def _of_array(self, name: str, args: tuple[Any, ...]) -> Any:
+        """Reads or writes elements of an array; the prologue looks them up at an index that changes."""
+        record = self.heap.by_shadow.get(id(args[0]))
+        if safe_isinstance(record, ArrayRecord) and record.shadow is args[0]:
+            record.operate(name)
+        self._touch_operands(name, args)
+        if name == "getitem" and type(args[1]) is torch.SymInt:
+            return self.world.computed_numbers.call(operator.getitem, args, {})
+        return ABSENT
 
     def _as_index(self, index: Any) -> Any:
         """Returns a tensor for an array or a list of changing numbers that is an index, or part of one; else the index

@@ -331,6 +331,8 @@ _TO_INTEGER = (math.floor, math.ceil, math.trunc)
 
 def number_function(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Functions of numbers that keep a symbolic argument symbolic; others get its value, which is guarded."""
+    if type(fn).__hash__ is None:  # an object with a comparison of its own, such as a key of `functools.cmp_to_key`
+        return ABSENT
     if kwargs or not any(safe_isinstance(value, compat.SYMBOLS) for value in args):
         return world.computed_numbers.call(fn, args, kwargs)
     found = number_subclasses.slot_operator(world, fn, args)

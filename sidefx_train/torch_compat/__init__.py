@@ -99,6 +99,7 @@ from sidefx_train.torch_compat.distributed.reducer import used_counts as used_co
 from sidefx_train.torch_compat.dynamo import assumes_constant as assumes_constant
 from sidefx_train.torch_compat.dynamo import module_tagging as module_tagging
 from sidefx_train.torch_compat.dynamo import traced_by_dynamo as traced_by_dynamo
+from sidefx_train.torch_compat.dynamo import without_torch_compile as without_torch_compile
 from sidefx_train.torch_compat.early_imports import NEEDED as NEEDED
 from sidefx_train.torch_compat.early_imports import import_what_captures_need as import_what_captures_need
 from sidefx_train.torch_compat.fakes.kernels import RESAMPLING as RESAMPLING
@@ -193,6 +194,7 @@ from sidefx_train.torch_compat.op_overloads import DEVICE_OF as DEVICE_OF
 from sidefx_train.torch_compat.op_overloads import OPERATOR_NAMESPACES as OPERATOR_NAMESPACES
 from sidefx_train.torch_compat.op_overloads import OPERATORS as OPERATORS
 from sidefx_train.torch_compat.op_overloads import READS as READS
+from sidefx_train.torch_compat.op_overloads import SHAPE_AS_TENSOR as SHAPE_AS_TENSOR
 from sidefx_train.torch_compat.op_overloads import HigherOrderOperator as HigherOrderOperator
 from sidefx_train.torch_compat.op_overloads import OpOverload as OpOverload
 from sidefx_train.torch_compat.op_overloads import call_compiled as call_compiled
@@ -283,6 +285,8 @@ from sidefx_train.torch_compat.recording import track as track
 from sidefx_train.torch_compat.recording import tracked_pairs as tracked_pairs
 from sidefx_train.torch_compat.recording import tracked_tensors as tracked_tensors
 from sidefx_train.torch_compat.recording import watched as watched
+from sidefx_train.torch_compat.script_functions import effect_of_script as effect_of_script
+from sidefx_train.torch_compat.script_functions import unoptimized_scripts as unoptimized_scripts
 from sidefx_train.torch_compat.state.autocast import AutocastState as AutocastState
 from sidefx_train.torch_compat.state.autocast import autocast_depth_kept as autocast_depth_kept
 from sidefx_train.torch_compat.state.autocast import autocast_enabled as autocast_enabled
@@ -363,6 +367,7 @@ from sidefx_train.torch_compat.transforms import apply_in_transform as apply_in_
 from sidefx_train.torch_compat.transforms import class_in_transform as class_in_transform
 from sidefx_train.torch_compat.transforms import inside_transform as inside_transform
 from sidefx_train.torch_compat.transforms import is_batched as is_batched
+from sidefx_train.torch_compat.transforms import load_forward_derivatives as load_forward_derivatives
 from sidefx_train.torch_compat.transforms import loads_batching_rules as loads_batching_rules
 from sidefx_train.torch_compat.transforms import outside_transforms as outside_transforms
 from sidefx_train.torch_compat.transforms import single_level_functions as single_level_functions

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,3 +22,20 @@ def module_tagging() -> Any:
     """Returns the function that ``torch.compile``, once used, calls for every new module; ``None`` before."""
     tracker = getattr(sys.modules.get("torch._dynamo.mutation_guard"), "GenerationTracker", None)
     return None if tracker is None else tracker.tag.__func__
+
+
+@contextmanager
+def without_torch_compile() -> Iterator[None]:
+    """Context in which backwards run in the autograd engine, also inside ``torch._dynamo.compiled_autograd``.
+
+    What the first call of ``torch.compiler.disable`` in a process notes is noted before: a capture makes such calls.
+    """
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    if frames is not None:
+        frames.cached_backends.setdefault(id(None), None)
+    change = torch._C._dynamo.compiled_autograd.set_autograd_compiler
+    before = change(None, False)
+    try:
+        yield
+    finally:
+        change(*before)

@@ -104,6 +104,9 @@ OpOverload = torch._ops.OpOverload
 OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 """Classes of the members of ``torch.ops``."""
 
+SHAPE_AS_TENSOR = torch._shape_as_tensor
+"""Function of torch, also ``torch.onnx.operators.shape_as_tensor``, that returns the sizes of a tensor as a tensor."""
+
 OPERATOR_NAMESPACES = (type(torch.ops), type(torch.ops.aten))
 """Classes of ``torch.ops`` and of its namespaces, which keep a member from the first time that it is asked for."""
 
@@ -122,6 +125,8 @@ _OWN_OPERATORS = (
 
 def is_torchs(operator: Any) -> bool:
     """Returns True for an operator of torch or of this library, False for one that another library has defined."""
+    if isinstance(operator, torch._ops.OpOverloadPacket):
+        operator = getattr(operator, operator.overloads()[0])
     return operator.namespace in _OWN_OPERATORS
 
 

@@ -42,3 +42,8 @@ def loads_batching_rules() -> Any:
     from torch._functorch import vmap
 
     return vmap.lazy_load_decompositions
+
+
+def load_forward_derivatives() -> None:
+    """Loads what the first dual tensor of a process loads: derivatives of operators that are scripted functions."""
+    from torch._decomp import decompositions_for_jvp as decompositions_for_jvp

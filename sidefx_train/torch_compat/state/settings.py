@@ -109,13 +109,14 @@ class KernelSettings:
         self._values = [(kind, [ask() for ask in _read_by_kernels(kind)]) for kind in ("", "cpu", "cuda")]
         self._dtype = torch.get_default_dtype()
 
-    def changed(self, devices: Callable[[], set[str]]) -> str | None:
+    def changed(self, devices: Callable[[], set[str]], pointwise: bool = False) -> str | None:
         """Returns the name of a setting that kernels read and that has changed.
 
         Args:
             devices: returns the types of the devices whose kernels are meant.
+            pointwise: each element is computed on its own: no kernel asks for determinism or the precision of products.
         """
-        for kind, before in self._values:
+        for kind, before in self._values[1:] if pointwise else self._values:
             if before != [ask() for ask in _read_by_kernels(kind)] and (not kind or kind in devices()):
                 asked = zip(_read_by_kernels(kind), before, strict=True)
                 return next(setting_name(ask) for ask, value in asked if ask() != value)

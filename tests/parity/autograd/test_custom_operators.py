@@ -212,3 +212,18 @@ def test_operators_that_a_step_registers(step):
     for _ in range(2):
         assert torch.equal(compiled(calls), expected)
     assert calls == [1, 1, 1]
+
+
+def test_an_operator_that_only_writes_out():
+    with torch.library._scoped_library("only_writes", "FRAGMENT") as library:
+        library.define("double(Tensor x, *, Tensor(a!) out) -> ()")
+        library.impl("double", lambda x, *, out: (out.copy_(x * 2), None)[1], "CompositeExplicitAutograd")
+
+        def step(x, out):
+            torch.ops.only_writes.double(x, out=out)
+            return out + 1
+
+        compiled = sidefx_train.compile(step, backend="eager", fullgraph=True)
+        out = torch.zeros(3)
+        assert torch.equal(compiled(torch.ones(3), out), torch.full((3,), 3.0))
+        assert torch.equal(out, torch.full((3,), 2.0))

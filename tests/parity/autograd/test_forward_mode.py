@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -116,3 +119,20 @@ def test_derivatives_that_begin_with_zeros(backend):
         torch.testing.assert_close(have, want, rtol=1e-5, atol=1e-6)
     zeros_without_memory = "_efficientzerotensor" in captured.report().sources()["graph"]
     assert zeros_without_memory == (backend == "eager")
+
+
+def test_the_first_dual_tensor_of_a_process():
+    """It imports scripted derivatives, whose import warns."""
+    program = """
+import torch, sidefx_train
+from torch.autograd import forward_ad
+
+@sidefx_train.compile(backend="eager", fullgraph=True)
+def step(x, tangent):
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(forward_ad.make_dual(x, tangent).square()).tangent
+
+assert torch.equal(step(torch.ones(3), torch.full((3,), 2.0)), torch.full((3,), 4.0))
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert not ran.returncode, ran.stderr

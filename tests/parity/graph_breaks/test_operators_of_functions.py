@@ -196,3 +196,18 @@ def test_the_operator_of_scan_does_not_differentiate_closures():
     assert torch.equal(compiled(x), step(x)) and not compiled(x).requires_grad
     reasons = [each.reason for each in (*compiled.report().breaks, *compiled.report().fallbacks)]
     assert reasons == ["the operator scan is called with a function that uses a weight"]
+
+
+def test_operators_called_with_lists_from_outside():
+    rows, start, others = [torch.ones(3, 2), torch.full((3, 2), 2.0)], [torch.zeros(2)], [torch.ones(2)]
+    ops = torch.ops.higher_order
+
+    def step(rows, start, others):
+        mapped = ops.map_impl(lambda a, b, c: (a * b + c,), rows, others)
+        scanned = ops.scan(lambda c, a, b, d: (c + a * b + d, c * 1), start, rows, others)
+        return mapped, scanned, ops.while_loop(lambda c, d: c.sum() < 9, lambda c, d: (c + d,), start, others)
+
+    compiled = sidefx_train.compile(step, backend="eager", fullgraph=True)
+    mapped, scanned, looped = compiled(rows, start, others)
+    assert torch.equal(mapped[0], torch.full((3, 2), 3.0))
+    assert torch.equal(scanned[0], torch.full((2,), 9.0)) and torch.equal(looped[0], torch.full((2,), 5.0))

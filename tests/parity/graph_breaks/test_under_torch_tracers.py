@@ -62,3 +62,33 @@ def test_a_freed_storage_is_allocated_and_written(backend, how):
         assert captured(a).tolist() == [2.0] * 8
         assert a.untyped_storage().nbytes() == 32
         assert a.tolist() == [1.0] * 8
+
+
+def test_under_compiled_autograd():
+    """Backwards of the capture run in the engine, and so does the one outside that is captured."""
+    weight = torch.ones(3, requires_grad=True)
+
+    def doubled(x):
+        y = weight * x
+        y.register_hook(lambda grad: grad * 2)
+        return y
+
+    def step(x):
+        doubled(x).sum().backward()
+
+    whole, forward = (sidefx_train.compile(fn, backend="eager", fullgraph=True) for fn in (step, doubled))
+    with torch._dynamo.compiled_autograd._enable(lambda graph: graph):
+        for i in range(3):
+            whole(torch.full((3,), float(i)))
+            forward(torch.full((3,), float(i))).sum().backward()
+    assert torch.equal(weight.grad, torch.full((3,), 12.0))
+    assert not whole.report().fallbacks and not forward.report().fallbacks
+
+
+def test_a_function_that_torch_compile_skips_after_a_reset():
+    def step(x):
+        return torch.compiler.disable(lambda y: y * 2)(x)
+
+    torch._dynamo.reset()  # forgets that there was such a function
+    compiled = sidefx_train.compile(step, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 2.0))

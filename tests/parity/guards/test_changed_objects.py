@@ -326,3 +326,22 @@ def test_a_stopped_capture_guards_the_code_it_ran() -> None:
     torch.testing.assert_close(compiled(torch.ones(2)), torch.full((2,), 2.0))
     report = compiled.report()
     assert report.replays >= 1, report
+
+
+def test_subclasses_and_flags_of_a_class():
+    class Base(torch.nn.ModuleDict, collections.abc.MutableMapping): ...
+
+    is_mapping = 1 << 6
+
+    def program(x):
+        return x * (2 if Base.__flags__ & is_mapping else 3), Base.__subclasses__()
+
+    step = sidefx_train.compile(program, backend="eager", fullgraph=True)
+    for count in range(3):
+        value, found = step(torch.ones(1))
+        expected, known = program(torch.ones(1))
+        assert torch.equal(value, expected) and found == known and len(found) == count
+        Base.__bool__ = Base.__len__ = lambda self: 1  # torch and Python forget what they know of the class
+        del Base.__bool__, Base.__len__
+        globals()[f"Derived{count}"] = type(f"Derived{count}", (Base,), {})
+    assert len(step.report().captures) == 3

@@ -268,3 +268,20 @@ def test_a_capture_that_fails_leaves_no_setting_behind():
     step = sidefx_train.compile(program, backend="eager")
     step(torch.ones(3))
     assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_elements_computed_after_determinism_was_switched_off():
+    def program(x):
+        torch.use_deterministic_algorithms(False)
+        return x * 2 + 1
+
+    step = sidefx_train.compile(program, backend="eager", fullgraph=True)
+    before = torch.are_deterministic_algorithms_enabled()
+    try:
+        for _ in range(2):
+            torch.use_deterministic_algorithms(True)
+            assert torch.equal(step(torch.ones(3)), torch.full((3,), 3.0))
+            assert not torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert len(step.report().captures) == 1

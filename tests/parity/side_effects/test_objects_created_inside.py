@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import functools
+import inspect
 import types
 import typing
 import warnings
@@ -270,3 +271,21 @@ def test_a_class_that_leaves_the_step(base):
         assert calls == [1]
         classes.append(cls)
     assert classes[0] is not classes[1]
+
+
+def test_mapping_proxies_and_signatures():
+    outside = {"a": 1}
+
+    def called(first, *rest, key=10, **named): ...
+
+    def program(x):
+        own = {"x": x + 1}
+        bound = inspect.signature(called).bind(1, 2, key=x.dim(), other=3)
+        return bound, types.MappingProxyType(own), own, types.MappingProxyType(outside)
+
+    step = sidefx_train.compile(program, backend="eager", fullgraph=True)
+    for i in range(2):
+        bound, proxy, own, shown = step(torch.ones(3))
+        assert bound == program(torch.ones(3))[0]
+        own["more"], outside["b"] = i, i
+        assert type(proxy) is types.MappingProxyType and dict(proxy) == own and dict(shown) == outside

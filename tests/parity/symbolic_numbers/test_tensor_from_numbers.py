@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import sidefx_train
 from tests.support.symbolic_numbers import Space, graphs_for
 
 
@@ -110,3 +111,19 @@ def test_tensors_whose_values_torch_needs_break_the_step_there():
         return torch.tensor([made.sum(), made.max()]) * 2
 
     assert graphs_for(step, lambda: Space(leaf=torch.ones(3, requires_grad=True)), 4) >= 1
+
+
+def test_sizes_as_a_tensor():
+    step = sidefx_train.compile(lambda x: torch._shape_as_tensor(x) + x.dim(), backend="eager", fullgraph=True)
+    for size in (3, 4, 5):
+        assert step(torch.ones(size, 2)).tolist() == [size + 2, 4]
+    assert len(step.report().captures) == 2
+    assert step(torch.ones(())).shape == (0,)
+
+
+def test_number_of_several_elements():
+    step = sidefx_train.compile(lambda x: float(x), backend="eager", fullgraph=True)
+    for bad in (torch.ones(2), torch.ones(0)):
+        with pytest.raises(ValueError, match="only one element"):
+            step(bad)
+    assert step(torch.ones(1)) == 1.0

@@ -11,6 +11,7 @@ from sidefx_train.compile.capture.interceptors import python_functions as python
 from sidefx_train.compile.capture.interceptors import random_numbers as random_numbers
 from sidefx_train.compile.capture.interceptors import rng_state as rng_state
 from sidefx_train.compile.capture.interceptors import schedulers as schedulers
+from sidefx_train.compile.capture.interceptors import script_functions as script_functions
 from sidefx_train.compile.capture.interceptors import tensor_copies as tensor_copies
 from sidefx_train.compile.capture.interceptors import tensor_from_numbers as tensor_from_numbers
 from sidefx_train.compile.capture.interceptors import torch_modes as torch_modes

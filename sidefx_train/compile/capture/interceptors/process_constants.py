@@ -1,4 +1,4 @@
-"""Process constants, evaluated during the capture: packages, modules, batching rules of torch."""
+"""Process constants, evaluated during the capture: packages, modules, what torch loads for its transforms."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import importlib.metadata
 import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
+
+from torch.autograd import forward_ad
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.world.native_calls.lru_cache import constant_result
@@ -40,3 +42,10 @@ def _find_spec(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any])
 def _load_batching_rules(_: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     with compat.real_world():
         compat.loads_batching_rules()()
+
+
+@registry.intercept(forward_ad.make_dual)
+def _make_dual(_: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    with compat.real_world():
+        compat.load_forward_derivatives()
+    return ABSENT

@@ -148,3 +148,10 @@ def _register_range(fn: Any) -> None:
 
 _register_range(torch.arange)
 _register_range(torch.range)
+
+
+@registry.intercept(compat.SHAPE_AS_TENSOR)
+def _shape_as_tensor(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if len(args) != 1 or kwargs or type(args[0]) is not compat.FakeTensor:
+        return ABSENT
+    return world.interp.call(torch.tensor, (list(args[0].shape),), {"dtype": torch.int64, "device": "cpu"})

@@ -67,6 +67,14 @@ _SHOWN_TYPES: dict[type, type] = {
 }
 
 
+_CACHED_FLAG = 1 << 19
+"""Flag of a class whose attributes the interpreter has cached."""
+
+
+def _lasting_flags(cls: type) -> int:
+    return cls.__flags__ & ~_CACHED_FLAG
+
+
 def _of_attributes(record: Record | None) -> Record | None:
     """Returns the record with an object's attributes: its own, or the one beside that of its contents."""
     if safe_isinstance(record, TensorRecord):
@@ -299,6 +307,8 @@ class Attributes:
             self.heap.refuse("SFX106", f"Tensor.{name} needs values that exist only when the graph runs")
         if name == "__class__":
             return self.type_of(obj)
+        if name == "__flags__" and safe_isinstance(obj, type):
+            return self._flags(obj)
         if name == "__callback__" and safe_isinstance(obj, weakref.ReferenceType):
             self.heap.refuse("SFX111", "reads the callback of a weak reference")
         if safe_isinstance(record, ArrayRecord):
@@ -324,6 +334,14 @@ class Attributes:
                 self.heap.refuse("SFX110", f"uses the random generator {record.source.label}")
             return self.heap.shadow(value, self.heap.sources.slot(record.base, name), name)
         return value
+
+    def _flags(self, cls: type) -> int:
+        """Returns the flags of a class, guarded but for those that say what the interpreter has cached of it."""
+        if id(cls) not in self.world.new_classes:
+            ask = functools.partial(_lasting_flags, cls)
+            sources = self.heap.sources
+            self.heap.guard("equal", sources.call(sources.const(ask, f"{cls.__qualname__}.__flags__")), ask())
+        return cls.__flags__
 
     def override_getattr(self, obj: Any, name: str) -> Any:
         if issubclass(type(obj), DeferredValue):

@@ -373,7 +373,8 @@ class Calls:
         if takes_lengths(fn):
             args, kwargs = as_tensors(self.guarded, args, kwargs)
         made = self.guarded(fn, args, kwargs)
-        if safe_isinstance(into, torch.Tensor) and into._version == before:
+        others = type(fn) in compat.OPERATORS and not compat.is_torchs(fn)  # they take no call without it
+        if safe_isinstance(into, torch.Tensor) and into._version == before and not others:
             return into.copy_(self.guarded(fn, args, {name: v for name, v in kwargs.items() if name != "out"}))
         return made
 

@@ -46,6 +46,8 @@ from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import attribute_of, class_method_of, safe_isinstance
 
+_CALLED_BY_CLASS = frozenset({*compat.OPERATORS, torch.jit.ScriptFunction})
+"""Classes of C whose instances are called by interceptors of the class, or natively."""
 _WRAPPERS = (types.MethodWrapperType, types.WrapperDescriptorType)
 
 
@@ -78,7 +80,7 @@ class Interception:
         answer = self.world.functions.call(fn, args, kwargs)
         if answer is not ABSENT:
             return answer
-        if type(fn) in compat.OPERATORS:  # their Python code only finds the kernel
+        if type(fn) in _CALLED_BY_CLASS:  # their Python code only finds the kernel
             handler = registry.INTERCEPTORS.get(type(fn))
             answer = ABSENT if handler is None else handler(self.world, (fn, *args), kwargs)
             return self.world.native_call(fn, args, kwargs) if answer is ABSENT else answer
@@ -238,7 +240,10 @@ class Interception:
             self.heap.guard("equal", sources.call(sources.const(ask, name)), None)
 
     def _fact_of_process(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Answers for addresses, the recursion limit and the thread."""
+        """Answers for addresses, the recursion limit, the thread and subclasses."""
+        if type(fn) is types.BuiltinMethodType and fn.__name__ == "__subclasses__" and not args and not kwargs:
+            found = self.world.queries.subclasses(fn.__self__) if safe_isinstance(fn.__self__, type) else ABSENT
+            return found if found is ABSENT or self.world.new_classes.keys().isdisjoint(map(id, found)) else ABSENT
         frame = self.interp.current_frame
         if fn is id and len(args) == 1 and not kwargs:
             return self.world.keys.address(args[0], frame)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import gc
+import types
 from collections import OrderedDict, defaultdict, deque
 from typing import Any
 
@@ -116,6 +118,12 @@ def new_array(rebuilder: Reconstruction, value: np.ndarray[Any, Any]) -> str:
 def new_slice(rebuilder: Reconstruction, value: slice) -> str:
     with rebuilder.constructing():
         return rebuilder.remember(value, f"slice({', '.join(map(rebuilder.expression, bounds_of(value)))})")
+
+
+def new_mapping_proxy(rebuilder: Reconstruction, value: types.MappingProxyType[Any, Any]) -> str:
+    (shown,) = gc.get_referents(value)
+    with rebuilder.constructing():
+        return rebuilder.remember(value, f"{rebuilder.constant(type(value), 'proxy')}({rebuilder.expression(shown)})")
 
 
 def instance_dict(rebuilder: Reconstruction, value: dict[str, Any]) -> str:

@@ -68,7 +68,7 @@ BY_CLASS: dict[type, Build] = {
     datetime.timezone: _same_object,
     RandomState: _refused("SFX110", lambda value: "a random state saved in the middle of the step"),
     PendingCollective: _refused("SFX104", lambda value: f"the Work of torch.distributed.{value.name}"),
-    types.MappingProxyType: _refused("SFX104", lambda value: "a mapping proxy created in the step"),
+    types.MappingProxyType: containers.new_mapping_proxy,
 }
 """By exact class."""
 

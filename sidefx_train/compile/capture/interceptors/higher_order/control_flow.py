@@ -155,8 +155,8 @@ def _cond_operator(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, A
 
 @registry.intercept(compat.CALLS_WHILE)
 def _while_loop(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    _, test, body, carried, others = args
-    carried = tuple(carried)
+    _, test, body, *given = args
+    carried, others = map(tuple, map(world.interp.iterate, given))
     if not all(safe_isinstance(item, torch.Tensor) for item in carried):
         world.heap.refuse("SFX111", "while_loop carries a value that is not a tensor")
     with torch.no_grad():

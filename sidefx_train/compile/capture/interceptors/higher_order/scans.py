@@ -29,19 +29,21 @@ if TYPE_CHECKING:
 
 @registry.intercept(compat.CALLS_MAP)
 def _map(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    _, fn, mapped, others = args
+    _, fn, *given = args
+    mapped, others = map(list, map(world.interp.iterate, given))
     body = _Body(world, fn, (), mapped, others, "map")
-    return body.results(torch.ops.higher_order.map_impl, (list(mapped),))
+    return body.results(torch.ops.higher_order.map_impl, (mapped,))
 
 
 @registry.intercept(compat.CALLS_SCAN)
 def _scan(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    _, fn, carried, mapped, others = args if not kwargs else (*args, kwargs.get("additional_inputs", ()))
+    _, fn, *given = args if not kwargs else (*args, kwargs.get("additional_inputs", ()))
+    carried, mapped, others = map(list, map(world.interp.iterate, given))
     body = _Body(world, fn, carried, mapped, others, "scan")
     shape = body.part.shape
     if type(shape) not in (tuple, list) or len(shape) != 2:
         world.heap.refuse("SFX111", "scan with a function that returns no pair")
-    return body.results(torch.ops.higher_order.scan, (list(carried), list(mapped)))
+    return body.results(torch.ops.higher_order.scan, (carried, mapped))
 
 
 class _Body:

@@ -35,7 +35,7 @@ def check_settings(settings: compat.KernelSettings, func: Any, args: tuple[Any, 
 
     if func.is_view or func in compat.READS:
         return
-    changed = settings.changed(devices)
+    changed = settings.changed(devices, torch.Tag.pointwise in func.tags)
     if changed is not None:
         _refuse(func, changed)
 

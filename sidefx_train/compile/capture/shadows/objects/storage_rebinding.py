@@ -84,6 +84,10 @@ class StorageRebinding:
         if not all(map(_is_sized, given.values())):
             return None
         empty = {name for name, out in given.items() if self._is_empty(out)}
+        if not compat.is_torchs(func):  # others write what they are given, and may not take an empty tensor
+            if empty:
+                self.heap.refuse("SFX108", f"{func} writes to an empty tensor, and may resize it")
+            return None
         resized = empty | self._misfits(func, args, kwargs, given)
         if not resized:
             return None

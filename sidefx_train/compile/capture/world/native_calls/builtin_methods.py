@@ -418,6 +418,9 @@ def convert_number(world: CaptureContext, kind: type, args: tuple[Any, ...]) -> 
     if safe_isinstance(value, torch.Tensor):
         if kind is bool:
             return _truth_of_tensor(world, value)
+        if type(size := value.numel()) is int and size != 1:
+            with compat.real_world():
+                return kind(torch.zeros(min(size, 2), dtype=value.dtype))  # raises
         known = constant_value(world.tracer, value)
         number = host_value(world, value) if known is None else known.item()
         if number is None:

@@ -103,6 +103,13 @@ class Queries:
             self._asked[ask, ()] = (ask, shown, self._heap.locate())
             self._guards = None
 
+    def subclasses(self, cls: type) -> list[type]:
+        """Returns the direct subclasses of a class, which any code may add to."""
+        ask: Callable[[], list[type]] = cls.__subclasses__
+        self._asked[cls, "__subclasses__"] = (ask, f"{cls.__qualname__}.__subclasses__()", self._heap.locate())
+        self._guards = None
+        return ask()
+
     def failed_import(self, name: str) -> None:
         """Records that a module does not exist."""
         self._failed.setdefault(name, (NotImportable(name), self._heap.locate()))

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import sidefx_train
+from sidefx_train.errors import GraphBreakError
 from sidefx_train.torch_compat import map_function, while_loop
 from tests.support.parity import Program, batches, mlp, parity
 from tests.support.training_steps import trained
@@ -369,3 +370,38 @@ def test_map_follows_the_number_of_slices():
     for length in (2, 3, 5, 2):
         x = torch.arange(length * 2.0).view(length, 2)
         assert torch.equal(compiled(x), torch.sin(x))
+
+
+def _advanced_by_both(x):
+    items = iter([1, 2, 3])
+    return torch.cond(x.sum() > 0, lambda x: (next(items), x)[1] * 2, lambda x: (next(items), x)[1] * 3, (x,))
+
+
+def _advanced_by_one(x):
+    items = zip([1, 2], {3: 4})
+    return torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: (next(items), x)[1] * 3, (x,))
+
+
+def _advanced_per_row(x):
+    items = iter({1: 2, 3: 4})
+    return torch._higher_order_ops.map(lambda row: (next(items), row)[1] * 2, x)
+
+
+@pytest.mark.parametrize("step", [_advanced_by_both, _advanced_by_one, _advanced_per_row])
+def test_a_branch_that_advances_an_iterator_is_not_captured(step):
+    compiled = sidefx_train.compile(step, backend="eager", fullgraph=True)
+    with pytest.raises(GraphBreakError, match="iterator has given"):
+        compiled(torch.ones(2, 2))
+
+
+def test_an_iterator_inside_a_branch():
+    def step(x):
+        items = enumerate([1, 2, 3])
+        next(items)
+        y = torch.cond(x.sum() > 0, lambda x: x * sum(i for i, _ in zip([1, 2], [3, 4])), lambda x: x * 4, (x,))
+        return y, next(items)
+
+    compiled = sidefx_train.compile(step, backend="eager", fullgraph=True)
+    for sign, expected in ((1.0, 3.0), (-1.0, -4.0)):
+        y, after = compiled(torch.full((1,), sign))
+        assert y.item() == expected and after == (1, 2)

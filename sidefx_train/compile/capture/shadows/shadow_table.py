@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import itertools
 import math
 import sys
 import types
@@ -31,6 +32,7 @@ from sidefx_train.compile.capture.shadows.containers import iterators
 from sidefx_train.compile.capture.shadows.containers.cells_and_globals import CellRecord, NamespaceRecord
 from sidefx_train.compile.capture.shadows.containers.instance_dicts import InstanceDictRecord
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord
+from sidefx_train.compile.capture.shadows.containers.outside_counts import count_record
 from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue
 from sidefx_train.compile.capture.shadows.definition_tracking import Definitions
 from sidefx_train.compile.capture.shadows.factories import (
@@ -242,6 +244,10 @@ class ShadowTable(ShadowTableAPI):
         if cls is types.CellType:
             return self._cell(real, source)
         handed_in = source.from_arguments or source.label in self.specialization.refetched
+        if cls is itertools.count and not (self.is_part and handed_in):
+            counted = count_record(self, real, source)
+            if counted is not None:
+                return self.register(counted)
         if cls in iterators.OPAQUE and handed_in:
             return self.register(iterators.outside_iterator(self, real, source))
         if cls in iterators.TYPES and handed_in:

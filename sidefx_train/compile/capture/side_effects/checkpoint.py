@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import enum
 import functools
+import gc
 import types
 import weakref
 from collections import OrderedDict, deque
@@ -22,7 +23,7 @@ import torch
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.frame import Frame
 from sidefx_train.compile.capture.interpreter.generators import InterpretedGenerator
-from sidefx_train.compile.capture.shadows.containers.iterators import NativeIterator
+from sidefx_train.compile.capture.shadows.containers.iterators import HANDED_ON, REBUILT, NativeIterator, place_of
 from sidefx_train.compile.capture.shadows.deferred_values import DeferredCall, DeferredValue, TensorSnapshot
 from sidefx_train.compile.capture.shadows.records import Record, TensorRecord
 from sidefx_train.compile.common.plain_values import DEFINITIONS, PLAIN_TYPES, bounds_of, is_set, slot_names
@@ -46,6 +47,7 @@ class Contents:
         slots: its ``__slots__``, where set.
         cell: contents of a closure cell, :data:`ABSENT` if empty.
         tensor: number of writes so far, ``requires_grad``, gradient and hooks of a tensor.
+        place: how far an iterator of C has come; ``None`` for anything else.
     """
 
     value: Any
@@ -55,6 +57,7 @@ class Contents:
     slots: dict[str, Any] = field(default_factory=dict)
     cell: Any = None
     tensor: tuple[int, bool, Any, dict[Any, Any]] | None = None
+    place: Any = None
 
     @classmethod
     def of(cls, value: Any, writes: WriteLog) -> Contents | None:
@@ -63,6 +66,8 @@ class Contents:
             return cls(value, attributes=dict(vars(value)))
         if safe_isinstance(value, (*_FIXED, *DEFINITIONS)):
             return None
+        if type(value) in _ITERATORS:
+            return cls(value, place=place_of(value))
         if safe_isinstance(value, types.CellType):
             return cls(value, cell=_cell_contents(value))
         if safe_isinstance(value, torch.Tensor):
@@ -91,6 +96,8 @@ class Contents:
             yield self.cell
         if self.tensor is not None:
             yield self.tensor[2]
+        if self.place is not None:
+            yield from gc.get_referents(self.value)
 
     def restore(self) -> None:
         """Restores these contents."""
@@ -166,6 +173,7 @@ class Checkpoint:
 
         Raises:
             Unsupported: a tensor was changed in place, or optimizer state was created, since: the graph contains that.
+                Or an iterator of C has given an item, which it cannot take back.
         """
         world = self.world
         if len(world.pending_state) != self.states:
@@ -175,6 +183,10 @@ class Checkpoint:
         for value, writes in self._writes():
             if len(world.writes.to(value)) != writes:
                 world.heap.refuse("SFX111", "reverts an in-place change of a tensor")
+        if any(
+            saved.place != place_of(saved.value) for saved in self.contents.values() if type(saved.value) in _ITERATORS
+        ):
+            world.heap.refuse("SFX111", "reverts what an iterator has given")
         running = {id(part) for frame in frames(world) for part in (frame, frame.stack)}
         changing = [saved for key, saved in self.contents.items() if key not in running]
         changing.sort(
@@ -346,6 +358,7 @@ def _restore_tensor(value: torch.Tensor, saved: tuple[int, bool, Any, dict[Any, 
     compat.set_tensor_hooks(value, hooks)
 
 
+_ITERATORS = REBUILT | HANDED_ON
 _FRAME = ("locals", "namespace", "stack", "pc", "result", "done")
 _GENERATOR = ("frame", "started", "running")
 _FIXED: tuple[type, ...] = (

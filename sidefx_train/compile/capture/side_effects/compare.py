@@ -189,6 +189,8 @@ def _contents(mine: Any, yours: Any, where: str, writes: bool) -> tuple[list[tup
         if list(names) != list(others):
             return [], f"{where}: attributes {sorted(names)}, then {sorted(others)}"
         pairs += [(names[name], others[name], f"{where}.{name}") for name in names]
+    if mine.place != yours.place:
+        return [], f"{where}: an iterator has given other items"
     if mine.cell is not None or yours.cell is not None:
         pairs.append((mine.cell, yours.cell, f"a variable of {where}"))
     if mine.tensor is not None:

@@ -15,10 +15,13 @@ import gc
 import itertools
 import operator
 import types
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
 
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.interpreter.generator_finalizers import HOLDERS, ClosingStandIn, has_pending_finally
@@ -219,6 +222,24 @@ def position(iterator: Any) -> int | None:
         return -state[0] if made is reversed else int(state[0])
     left = operator.length_hint(iterator)
     return -left if left else None
+
+
+def place_of(iterator: Any) -> Any:
+    """Returns a value that is another one once an iterator of C has given an item."""
+    if type(iterator) in VIEWS:
+        return left_over(iterator)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of itertools, since Python 3.12
+        _, *state = iterator.__reduce__()
+    return tuple(map(_place_in, state))
+
+
+def _place_in(state: Any) -> Any:
+    if type(state) is tuple:
+        return tuple(map(_place_in, state))
+    if type(state) in REBUILT or type(state) in HANDED_ON:
+        return place_of(state)
+    return repr(state) if safe_isinstance(state, (int, float, torch.SymInt, torch.SymFloat)) else None
 
 
 def advance(iterator: Iterator[Any], count: int | None) -> None:

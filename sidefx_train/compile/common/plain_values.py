@@ -150,3 +150,9 @@ def empty_like(real: Any) -> Any:
     if base is not None:
         return base.__new__(cls)
     raise TypeError(f"cannot make an empty {cls.__qualname__}")
+
+
+def is_member_of_c_enum(value: Any) -> bool:
+    """Returns True for a constant of an enumeration that pybind11 made (``SDPBackend.MATH``): there is one of each."""
+    cls = type(value)
+    return "__entries" in vars(cls) and any(value is member for member in cls.__members__.values())

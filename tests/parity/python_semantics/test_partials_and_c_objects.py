@@ -10,6 +10,8 @@ import zlib
 
 import pytest
 import torch
+from torch.backends.cuda import SDPAParams
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import sidefx_train
 
@@ -112,3 +114,31 @@ def test_checksums_and_structs():
     step = sidefx_train.compile(function, backend="eager", fullgraph=True)
     assert step(torch.ones(2))[1:] == function(torch.ones(2))[1:]
     assert torch.equal(step(torch.ones(2))[0], torch.full((2,), 0.5))
+
+
+def test_constants_of_enumerations_in_c():
+    chosen = [SDPBackend.MATH]
+
+    def step(x):
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, *chosen]):
+            y = torch.nn.functional.scaled_dot_product_attention(x, x, x)
+        return y, chosen[0], SDPBackend.MATH in chosen, {chosen[0]: 1}
+
+    compiled = sidefx_train.compile(step, backend="eager", fullgraph=True)
+    x = torch.randn(1, 2, 4, 8)
+    for backend in (SDPBackend.MATH, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH):
+        chosen[0] = backend
+        (y, *others), (expected, *kept) = compiled(x), step(x)
+        assert torch.equal(y, expected) and others == kept and others[0] is backend
+    assert len(compiled.report().captures) == 2
+
+
+def test_arguments_of_attention_that_leave_the_step():
+    compiled = sidefx_train.compile(
+        lambda x: SDPAParams(x, x + 1, x, None, 0.25, True, False), backend="eager", fullgraph=True
+    )
+    x = torch.randn(2, 4, 3)
+    for _ in range(2):
+        made = compiled(x)
+        assert type(made) is SDPAParams and made.query is x and torch.equal(made.key, x + 1)
+        assert (made.attn_mask, made.dropout, made.is_causal) == (None, 0.25, True)

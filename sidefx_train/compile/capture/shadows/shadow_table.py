@@ -68,7 +68,7 @@ from sidefx_train.compile.capture.shadows.records import (
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.distributed_models import refuse_if_distributed
 from sidefx_train.compile.common.library_modules import is_library
-from sidefx_train.compile.common.plain_values import CONTAINERS, DEFINITIONS, is_derived, is_plain
+from sidefx_train.compile.common.plain_values import CONTAINERS, DEFINITIONS, is_derived, is_member_of_c_enum, is_plain
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.errors import Location
@@ -218,6 +218,9 @@ class ShadowTable(ShadowTableAPI):
         if issubclass(cls, BY_IDENTITY):
             self.guard("is", source, real)
             return member_shadow(self, real, source) if issubclass(cls, enum.Enum) else real
+        if is_member_of_c_enum(real):
+            self.guard("is", source, real)
+            return real
         if is_derived(cls) and not issubclass(cls, np.generic):
             return derived_shadow(self, real, source)
         if cls is np.float64 and self.below(source, self._symbolic_roots):

@@ -7,6 +7,8 @@ import types
 import weakref
 from typing import Any
 
+from torch.backends.cuda import SDPAParams
+
 from sidefx_train.compile.capture.interpreter.object_model.attributes import is_static
 from sidefx_train.compile.capture.shadows.objects.outside_exceptions import CHAIN, fields_of
 from sidefx_train.compile.capture.shadows.objects.weak_references import ShadowRef
@@ -76,6 +78,16 @@ def new_module(rebuilder: Reconstruction, value: types.ModuleType) -> str:
     made = rebuilder.remember(value, f"{maker}({rebuilder.constant(type(value))})")
     rebuilder.fill(functools.partial(fill_attributes, rebuilder, made, value))
     return made
+
+
+_OF_ATTENTION = ("query", "key", "value", "attn_mask", "dropout", "is_causal", "enable_gqa")
+"""What attention is called with, in the order of the arguments of ``SDPAParams``."""
+
+
+def new_attention_arguments(rebuilder: Reconstruction, value: SDPAParams) -> str:
+    with rebuilder.constructing():
+        given = ", ".join(rebuilder.expression(getattr(value, name)) for name in _OF_ATTENTION)
+        return rebuilder.remember(value, f"{rebuilder.constant(SDPAParams)}({given})")
 
 
 def new_date(rebuilder: Reconstruction, value: Any) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.backends.cuda import SDPAParams
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.generators import InterpretedGenerator
@@ -21,6 +22,7 @@ from sidefx_train.compile.capture.recording.dispatch_mode import RandomState
 from sidefx_train.compile.capture.shadows.containers.iterators import HANDED_ON, REBUILT
 from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue, TensorSnapshot, TraceKey
 from sidefx_train.compile.capture.shadows.shadow_table import PASSED_THROUGH
+from sidefx_train.compile.common.plain_values import is_member_of_c_enum
 from sidefx_train.compile.common.sentinels import NATIVE_CODE
 from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.distributed.collective_calls import PendingCollective
@@ -68,6 +70,7 @@ BY_CLASS: dict[type, Build] = {
     datetime.timezone: _same_object,
     RandomState: _refused("SFX110", lambda value: "a random state saved in the middle of the step"),
     PendingCollective: _refused("SFX104", lambda value: f"the Work of torch.distributed.{value.name}"),
+    SDPAParams: instances.new_attention_arguments,
     types.MappingProxyType: containers.new_mapping_proxy,
 }
 """By exact class."""
@@ -103,7 +106,8 @@ def _is_bound(rebuilder: Reconstruction, value: Any) -> bool:
 
 def _is_unchanging(rebuilder: Reconstruction, value: Any) -> bool:
     cls = type(value)
-    return safe_isinstance(value, PASSED_THROUGH) or cls.__module__ == "typing" or cls in _UNCHANGING
+    unchanging = is_member_of_c_enum(value) or cls.__module__ == "typing" or cls in _UNCHANGING
+    return unchanging or safe_isinstance(value, PASSED_THROUGH)
 
 
 def _is_new_instance_dict(rebuilder: Reconstruction, value: Any) -> bool:

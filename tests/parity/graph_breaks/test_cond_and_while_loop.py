@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import types
 import warnings
 
 import pytest
 import torch
 from torch import nn
+from torch._higher_order_ops import scan
 from torch.nn import functional as F
 
 import sidefx_train
@@ -405,3 +407,67 @@ def test_an_iterator_inside_a_branch():
     for sign, expected in ((1.0, 3.0), (-1.0, -4.0)):
         y, after = compiled(torch.full((1,), sign))
         assert y.item() == expected and after == (1, 2)
+
+
+def _of_sizes(space, x):
+    rows = x.shape[0]
+    return torch.cond(x.sum() > 0, lambda x: x * rows + x.shape[0], lambda x: x / (rows + 1), (x,))
+
+
+def _of_counters(space, x):
+    space.count += 1
+    return torch.cond(x.sum() > 0, lambda x: x * space.count, lambda x: x - (space.count * 2 + 1), (x,))
+
+
+def _sets_a_counter(space, x):
+    def branch(x):
+        space.count = x.shape[0] + 1
+        return x * space.count
+
+    return torch.cond(x.sum() > 0, branch, lambda x: branch(x) + 1, (x,)) * space.count
+
+
+def _differentiated(space, x):
+    space.count += 1
+    weight = space.weight
+    y = torch.cond(
+        x.sum() > 0, lambda x: (x * weight * space.count).sum(0), lambda x: (x * weight).sum(0) / x.shape[0], (x,)
+    )
+    y.sum().backward()
+    return y.detach(), weight.grad.clone()
+
+
+def _mapped_and_scanned(space, x):
+    space.count += 1
+    mapped = map_function(lambda row: row * space.count + x.shape[0], x)
+    _, scanned = scan(lambda carry, row: (carry + row * space.count, carry * 2), x[0].clone(), x)
+    return mapped, scanned
+
+
+def _plainly(name, space, x):
+    """Runs such a step without operators that call functions: eager's own compiler refuses the side effects."""
+    if name != "_mapped_and_scanned":
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "cond", lambda chosen, one, other, operands: (one if chosen else other)(*operands))
+            return globals()[name](space, x)
+    space.count += 1
+    carried = [x[0]]
+    for row in x:
+        carried.append(carried[-1] + row * space.count)
+    return x * space.count + x.shape[0], torch.stack(carried[:-1]) * 2
+
+
+@pytest.mark.parametrize(
+    "name", ["_of_sizes", "_of_counters", "_sets_a_counter", "_differentiated", "_mapped_and_scanned"]
+)
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_changing_sizes_and_counters_in_branches(name, backend):
+    compiled = sidefx_train.compile(globals()[name], backend=backend, fullgraph=True)
+    space, plain = (types.SimpleNamespace(count=3, weight=torch.ones(2, requires_grad=True)) for _ in range(2))
+    for rows, sign in ((3, 1.0), (4, -1.0), (5, 1.0), (6, -1.0), (3, -1.0)):
+        x = torch.arange(1.0, 2 * rows + 1).view(rows, 2) * sign
+        torch.testing.assert_close(
+            compiled(space, x), _plainly(name, plain, x), rtol=1e-6 * (backend != "eager"), atol=0
+        )
+        assert space.count == plain.count
+    assert len(compiled.report().captures) <= 3

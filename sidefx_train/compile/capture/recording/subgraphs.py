@@ -22,6 +22,12 @@ aten = torch.ops.aten
 _INNER = tuple(getattr(torch.ops.higher_order, name) for name in ("cond", "map_impl", "scan", "while_loop"))
 """Operators with graphs of their own that a graph may contain."""
 
+_OF_INTEGERS = frozenset(
+    {operator.add, operator.sub, operator.mul, operator.neg, operator.eq, operator.ne, operator.lt, operator.le}
+    | {operator.gt, operator.ge, aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default}
+)
+"""Functions of integers that never raise, and those that return sizes."""
+
 
 class Region:
     """Everything that is recorded from now on.
@@ -36,8 +42,18 @@ class Region:
         self._before = set(tracer.graph.nodes)
 
     def nodes(self) -> list[fx.Node]:
-        """Returns the operations, in order; graph inputs that were added in between are not included."""
-        return [node for node in self.tracer.graph.nodes if node not in self._before and node.op != "placeholder"]
+        """Returns the operations, in order; graph inputs that were added in between are not included.
+
+        Neither are integers that are computed from integers and tensors outside: they are computed there.
+        """
+        found: dict[fx.Node, None] = {}
+        for node in self.tracer.graph.nodes:
+            if node in self._before or node.op == "placeholder":
+                continue
+            integer = safe_isinstance(node.meta.get("val"), (int, torch.SymInt, torch.SymBool))
+            if not integer or node.target not in _OF_INTEGERS or not found.keys().isdisjoint(node.all_input_nodes):
+                found[node] = None
+        return list(found)
 
     def uses(self) -> list[fx.Node]:
         """Returns the nodes outside that the operations use.

@@ -82,12 +82,19 @@ def unflatten(shape: Any, leaves: Any) -> Any:
     return type(shape)(unflatten(item, leaves) for item in shape)
 
 
-def values_of(world: TraceWorld, nodes: list[fx.Node]) -> list[torch.Tensor]:
-    """Returns the fake tensors that nodes compute."""
-    known = compat.tracked_tensors(world.tracer.tracer)
+def values_of(world: TraceWorld, nodes: list[fx.Node], integers: bool = False) -> list[Any]:
+    """Returns the fake tensors that nodes compute, and the symbolic integers if the operator takes them."""
+    known: dict[fx.Node, Any] = dict(compat.tracked_tensors(world.tracer.tracer))
+    if integers:
+        numbers = {node: node.meta.get("val") for node in nodes if node not in known}
+        known |= {node: value for node, value in numbers.items() if safe_isinstance(value, torch.SymInt)}
     if any(node not in known for node in nodes):
         world.heap.refuse("SFX111", "a branch uses a number, or a tensor that nothing else refers to")
     return [known[node] for node in nodes]
+
+
+def requires_grad(operand: Any) -> bool:
+    return safe_isinstance(operand, torch.Tensor) and operand.requires_grad
 
 
 @registry.intercept(torch.cond)
@@ -108,7 +115,7 @@ def _branches(
     first = Branch(world, on_true, operands, "the true branch of torch.cond")
     before.rollback()
     second = Branch(world, on_false, operands, "the false branch of torch.cond")
-    found = difference(first.after, second.after)
+    found = difference(first.after, second.after, _is_same)
     if found:
         world.heap.refuse("SFX111", f"the branches of torch.cond leave different side effects: {in_one_line(found)}")
     if first.shape != second.shape:
@@ -118,9 +125,18 @@ def _branches(
     return first, second, inputs
 
 
+def _is_same(a: Any, b: Any) -> bool:
+    """Returns True for one tensor, and for two numbers that both branches compute alike from numbers outside."""
+    if a is b:
+        return True
+    if not safe_isinstance(a, compat.SYMBOLS) or type(a) is not type(b):
+        return False
+    return bool(compat.symbol_of(a) == compat.symbol_of(b))
+
+
 def _chosen(world: TraceWorld, pred: Any, first: Branch, second: Branch, inputs: list[fx.Node]) -> Any:
     """Moves both branches to graphs of their own, and returns the results of the operator over them."""
-    tensors = values_of(world, inputs)
+    tensors = values_of(world, inputs, integers=True)
     if (first.requires_grad or second.requires_grad) and (first.switched or second.switched):
         world.heap.refuse("SFX111", "a branch of torch.cond changes grad mode, or has its own backward")
     graphs = [branch.take(inputs) for branch in (second, first)][::-1]
@@ -174,8 +190,8 @@ def _while_loop(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]
         parts.append(part)
     inside = {node for part in parts for node in part.region.nodes()}
     uses = dict.fromkeys(node for part in parts for node in part.uses if node not in places and node not in inside)
-    tensors = values_of(world, list(uses))
-    if torch.is_grad_enabled() and any(item.requires_grad for item in (*carried, *tensors)):
+    tensors = values_of(world, list(uses), integers=True)
+    if torch.is_grad_enabled() and any(map(requires_grad, (*carried, *tensors))):
         world.heap.refuse("SFX111", "autograd through while_loop; put it under torch.no_grad()")
     graphs = [part.take([*places, *uses]) for part in parts[::-1]][::-1]
     results = world.guarded(torch.ops.higher_order.while_loop, (*map(_single, graphs), inner, tuple(tensors)), {})

@@ -14,6 +14,7 @@ from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interceptors.higher_order.control_flow import (
     Branch,
     in_one_line,
+    requires_grad,
     unflatten,
     values_of,
 )
@@ -74,13 +75,13 @@ class _Body:
         nodes = [*dict.fromkeys(map(world.tracer.node_of, (*carried, *mapped))), *uses]
         if len({memory_of(node) for node in nodes}) < len(nodes):
             world.heap.refuse("SFX111", f"the function of {what} uses tensors that share memory")
-        self.used = values_of(world, uses)
+        self.used = values_of(world, uses, integers=True)
         if torch.is_grad_enabled() and not world.closures_given:
             places_of_others = {world.tracer.node_of(item) for item in others if safe_isinstance(item, torch.Tensor)}
             hidden = (item for node, item in zip(uses, self.used, strict=True) if node not in places_of_others)
-            if any(item.requires_grad for item in hidden):
+            if any(map(requires_grad, hidden)):
                 world.heap.refuse("SFX111", f"the operator {what} is called with a function that uses a weight")
-        differentiated = any(item.requires_grad for item in (*carried, *mapped, *self.used))
+        differentiated = any(map(requires_grad, (*carried, *mapped, *self.used)))
         if torch.is_grad_enabled() and differentiated and part.switched:
             world.heap.refuse("SFX111", f"the function of {what} changes grad mode, or has its own backward")
         self.graph = part.take([*places, *uses])

@@ -254,8 +254,8 @@ def is_pure(fn: Any) -> bool:
         if type(fn) is types.BuiltinMethodType and not safe_isinstance(owner, type):
             return _has_pure_method(kind, fn.__name__)
     cls = attribute_of(fn, "__objclass__")
-    if cls is not None and runs_pure_code(cls):
-        return True
+    if cls is not None:  # a slot or method of a class of C: that of its own, not of the wrapper's
+        return runs_pure_code(cls)
     module = attribute_of(fn, "__module__")
     if module is None and safe_isinstance(owner, types.ModuleType):
         module = owner.__name__

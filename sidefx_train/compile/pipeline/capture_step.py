@@ -39,8 +39,9 @@ from sidefx_train.compile.graph.collectives import communicates
 from sidefx_train.compile.graph.fx_utils import generators, one_generator
 from sidefx_train.compile.graph.validation import check_traced
 from sidefx_train.compile.pipeline import next_specialization
-from sidefx_train.compile.pipeline.captured import Captured, CaptureFailed
+from sidefx_train.compile.pipeline.captured import Captured, CaptureFailed, StopGuard
 from sidefx_train.compile.pipeline.guard_collection import all_guards, separate_objects, stop_guard, symbols
+from sidefx_train.compile.pipeline.replaced_builtins import replaced_arithmetic
 from sidefx_train.compile.pipeline.step_invariants import counters, first_self_invalidated
 from sidefx_train.compile.residual.generate import Residual, plan
 from sidefx_train.errors import Unsupported
@@ -77,6 +78,10 @@ def capture(
     def once(known: Specialization, point: StopPoint | None) -> Captured | Specialization | StopPoint:
         return CaptureRun(fn, args, kwargs, name, known, point, in_order).run()
 
+    replaced = replaced_arithmetic()
+    if replaced:
+        why = f"builtins.{replaced} is replaced, with which torch computes sizes and conditions of the capture"
+        raise CaptureFailed("SFX111", why, None, StopGuard(lambda args, kwargs: bool(replaced_arithmetic()), ()))
     if torch.cuda.is_initialized():
         with compat.outside_tracing():
             compat.settle_cuda()

@@ -8,6 +8,7 @@ import functools
 import math
 import sys
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -238,3 +239,20 @@ def test_replaced_special_method_of_tensors_is_refused():
         with pytest.warns(SideFXWarning, match="was replaced by user code"):
             assert len(compiled(torch.ones(3, 2))) == 1
     assert len(compiled(torch.ones(3, 2))) == 3
+
+
+def test_a_builtin_that_torch_computes_with():
+    """Conditions on numbers came out wrong: a momentum that is not zero was taken for zero."""
+    world, eager = World(), World()
+    step = sidefx_train.compile(world.step, backend="eager")
+    for index in range(6):
+        patch = mock.patch.object(builtins, "abs", lambda value: 7.0)
+        replaces = patch if index in (2, 3) else contextlib.nullcontext()
+        x = torch.randn(4, 3)
+        with replaces, warnings.catch_warnings():
+            warnings.simplefilter("ignore", SideFXWarning)
+            assert torch.equal(step(x), eager.step(x))
+    assert all(torch.equal(a, b) for a, b in zip(world.state(), eager.state(), strict=True))
+    report = step.report()
+    assert len(report.captures) == 1 and report.replays == 4, str(report)
+    assert "builtins.abs is replaced" in str(report)

@@ -66,7 +66,8 @@ def is_fromkeys(fn: Any) -> bool:
 def inside(value: Any) -> Iterator[Any]:
     """Yields the leaves of nested arguments."""
     if safe_isinstance(value, (list, tuple)):
-        for item in value:
+        base: Any = list if safe_isinstance(value, list) else tuple
+        for item in base.__iter__(value):  # a class of the program may have an iteration of its own
             yield from inside(item)
     elif safe_isinstance(value, dict):
         for item in value.values():

@@ -306,14 +306,48 @@ def _dict(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 def for_mapping(interp: InterpreterAPI, source: Any) -> Any:
     """Prepares ``source`` for C code that fills a dict: mappings written in Python become dicts."""
-    if is_static(type(source)) or safe_isinstance(source, dict):
+    if is_static(type(source)):
         return source
-    if interp.world.class_attr(interp.type_of(source), "keys") is not ABSENT:
-        if special(interp, source, "__getitem__") is ABSENT and special(interp, source, "keys") is ABSENT:
-            return source
-        keys = iteration.to_list(interp, interp.call(interp.getattr(source, "keys"), (), {}))
-        return {key: operators.getitem(interp, source, key) for key in keys}
+    if is_read_by_keys(interp, source):
+        return dict(pairs_of(interp, source))
+    if safe_isinstance(source, dict) or interp.world.class_attr(interp.type_of(source), "keys") is not ABSENT:
+        return source
     return iteration.for_c_code(interp, source)
+
+
+def is_read_by_keys(interp: InterpreterAPI, source: Any, fills_dict: bool = True) -> bool:
+    """Returns True if C code reads a mapping through its ``keys`` and ``__getitem__``, one of which is Python code.
+
+    Args:
+        interp: the interpreter.
+        source: the mapping.
+        fills_dict: the code is that of ``dict``, which looks into a dict directly unless its class has an iteration of
+            its own; ``OrderedDict`` looks into exact dicts alone.
+    """
+    if is_static(type(source)) or interp.world.class_attr(interp.type_of(source), "keys") is ABSENT:
+        return False
+    in_c = fills_dict and safe_isinstance(source, dict) and not safe_isinstance(source, collections.OrderedDict)
+    if in_c and special(interp, source, "__iter__") is ABSENT:
+        return False
+    return any(special(interp, source, name) is not ABSENT for name in ("keys", "__getitem__"))
+
+
+def pairs_of(interp: InterpreterAPI, source: Any) -> list[tuple[Any, Any]]:
+    """Returns the items of a mapping as its ``keys`` and ``__getitem__`` give them; a key may occur twice."""
+    keys = iteration.to_list(interp, interp.call(interp.getattr(source, "keys"), (), {}))
+    return [(key, operators.getitem(interp, source, key)) for key in keys]
+
+
+@register(collections.OrderedDict)
+def _ordered_dict(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    found = [pairs_of(interp, arg) if is_read_by_keys(interp, arg, fills_dict=False) else arg for arg in args]
+    return interp.native(collections.OrderedDict, tuple(found), kwargs)
+
+
+@register(dict.__init__)
+def _dict_init(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    found = (dict(pairs_of(interp, arg)) if is_read_by_keys(interp, arg) else arg for arg in args[1:])
+    return interp.native(dict.__init__, (*args[:1], *found), kwargs)
 
 
 def _dict_update(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sidefx_train.compile.capture.interpreter.builtins.iterables import for_mapping
+from sidefx_train.compile.capture.interpreter.builtins.iterables import for_mapping, is_read_by_keys, pairs_of
 from sidefx_train.compile.capture.interpreter.frame import NULL, Frame
 from sidefx_train.compile.capture.interpreter.object_model import formatting, iteration, operators
 from sidefx_train.compile.capture.interpreter.object_model.attributes import is_static
@@ -132,9 +132,8 @@ def dict_merge(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None
     def failure() -> str:
         return f"{function_name(callee)} argument after ** must be a mapping, not {interp.type_of(source).__name__}"
 
-    if type(source) is not dict and iteration.special(interp, source, "keys") is not ABSENT:
-        keys = iteration.to_list(interp, interp.call(interp.getattr(source, "keys"), (), {}))
-        pairs = [(key, operators.getitem(interp, source, key)) for key in keys]  # a key may occur twice
+    if is_read_by_keys(interp, source):
+        pairs = pairs_of(interp, source)
     else:
         pairs = list(_mapping(interp, source, failure).items())
     for key, value in pairs:

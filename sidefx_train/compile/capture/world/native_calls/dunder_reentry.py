@@ -59,6 +59,9 @@ def _reduces_itself(cls: type) -> bool:
     return any(safe_isinstance(getattr(cls, name, None), types.FunctionType) for name in _COPYING)
 
 
+_OF_MAPPINGS = frozenset({"keys", "items", "values"})
+"""Methods that C code looks up on a mapping to call them, as NumPy does with those for arrays."""
+
 _set_class: Callable[[Any, type], None] = object.__dict__["__class__"].__set__
 
 
@@ -188,7 +191,7 @@ class Reentry:
     def _attribute(self) -> Callable[..., Any]:
         def attribute(self_: Any, name: str) -> Any:
             value = self.outside(lambda: self.world.interp.getattr(self_, name))
-            called = name.startswith("__array") and type(value) is types.MethodType  # as NumPy is about to do
+            called = type(value) is types.MethodType and (name.startswith("__array") or name in _OF_MAPPINGS)
             return self.world.interp.reentering(value) if called else value
 
         NATIVE_CODE.add(id(attribute.__code__))

@@ -24,7 +24,8 @@ _AT_POSITION = frozenset(
     {"insert", "pop", "__getitem__", "__setitem__", "__delitem__", "__mul__", "__imul__", "rotate"}
 )
 _CONVERSIONS = ("__index__", "__float__", "__int__", "__complex__", "__bool__", "__len__", "__getitem__", "__array__")
-_OTHER_KINDS = (torch.Tensor, torch.nn.Module, int, float, str, tuple, list, dict, set, types.ModuleType, type)
+_OF_SEQUENCES = ("__len__", "__getitem__", "__iter__")
+_OTHER_KINDS = (torch.Tensor, torch.nn.Module, int, float, str, dict, set, types.ModuleType, type)
 """Objects that torch takes as they are, or whose contents it reads in C."""
 
 
@@ -42,11 +43,12 @@ def with_position(world: CaptureContext, fn: Any, args: tuple[Any, ...]) -> tupl
 def refuse_in_torch(world: CaptureContext, fn: Any, args: tuple[Any, ...]) -> None:
     """Refuses a call of torch with an object that it would convert: it does so as often as its parsers like, and not at
     all in a replay."""
-    for value in inside(args):
+    for value in (*args, *inside(args)):
         cls = type(value)
         if is_static(cls) or issubclass(cls, _OTHER_KINDS) or is_library(cls.__module__):
             continue
-        if any(type(getattr(cls, name, None)) is types.FunctionType for name in _CONVERSIONS):
+        names = _OF_SEQUENCES if issubclass(cls, (list, tuple)) else _CONVERSIONS
+        if any(type(getattr(cls, name, None)) is types.FunctionType for name in names):
             what = f"{trace_rules.describe(fn)} converts a {trace_rules.describe(cls)} by methods written in Python"
             world.heap.refuse("SFX111", what)
 

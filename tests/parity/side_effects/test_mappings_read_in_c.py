@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import json
 from typing import Any
 
 import pytest
@@ -64,6 +65,7 @@ USES: dict[str, Any] = {
     "update": lambda m: (lambda d: (d.update(m), d["x"])[1])({}),
     "union": lambda m: ({} | m)["x"],
     "ordered": lambda m: collections.OrderedDict(m)["x"],
+    "json": lambda m: float(len(json.dumps(m))),
     "format": lambda m: float("{x}".format(**m)),
 }
 KINDS = {"scaled": Scaled, "iterated": Iterated, "ordered": Ordered}

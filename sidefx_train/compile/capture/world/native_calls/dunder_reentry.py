@@ -41,13 +41,6 @@ _KEPT = frozenset(
     }
 )  # fmt: skip
 """Special methods that C code calls only through attribute access, if at all."""
-_NATIVE_KINDS = (
-    types.BuiltinFunctionType,
-    types.MethodDescriptorType,
-    types.WrapperDescriptorType,
-    types.MethodWrapperType,
-    type,
-)
 _TELLS_CLASS = frozenset({"__reduce_ex__", "__reduce__", "__getstate__"})
 """Methods of ``object`` that reveal an instance's class, for copying and pickling."""
 _LEFT_ALONE = (torch.nn.Module, torch.Tensor, torch.optim.Optimizer, enum.Enum, type, BaseException)
@@ -79,7 +72,8 @@ class Reentry:
 
     def objects(self, fn: Any, values: Iterable[Any]) -> list[Any]:
         """Returns objects in ``values``, and in plain containers among them, whose methods a call of ``fn`` may run."""
-        if type(fn) is types.FunctionType or not (safe_isinstance(fn, _NATIVE_KINDS) or is_static(type(fn))):
+        called = type(fn).__call__
+        if type(fn) is types.FunctionType or type(called) is not types.WrapperDescriptorType:  # Python code is called
             return []
         values = list(values)
         if attribute_of(fn, "__name__", "") in _TELLS_CLASS and not any(

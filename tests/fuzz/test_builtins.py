@@ -27,7 +27,7 @@ PARTS = int(os.environ.get("FUZZ_PARTS", "1"))
 
 def as_at_first() -> None:
     """Restores the global state that programs change."""
-    np.seterr(all="warn")
+    np.seterr(divide="warn", over="warn", under="ignore", invalid="warn")
     np.setbufsize(8192)
     torch.set_warn_always(False)
     torch.set_default_dtype(torch.float32)

@@ -87,9 +87,9 @@ class NumberCall:
         Raises:
             ArithmeticError: it is no number, none that a graph takes as an input, or NumPy would warn of it.
         """
-        if np.geterr()["under"] != "ignore":
-            raise ArithmeticError("NumPy reports underflows")
         with np.errstate(divide="raise", over="raise", invalid="raise"):
+            if np.geterr()["under"] != "ignore":
+                np.seterr(under="raise")
             result = self._function(*args, **kwargs)
         for number in result if type(result) is tuple else (result,):
             if type(number) not in COMPUTED or not -_LARGEST < number < _LARGEST:

@@ -282,3 +282,15 @@ def test_operators_of_the_operator_module_and_in_place():
     want, eagers = run(step, world)
     assert (found, repr(log)) == (want, repr(eagers))
     assert compiled.report().replays == 8, str(compiled.report())
+
+
+def test_underflows_that_numpy_reports():
+    world = Schedule()
+
+    def step(x, log):
+        return x * float(np.exp(-world.share))
+
+    with np.errstate(under="warn"):
+        compiled = sidefx_train.compile(step, backend="eager")
+        assert run(compiled, world) == run(step, world)
+    assert len(compiled.report().captures) == 2, str(compiled.report())

@@ -172,6 +172,8 @@ class Interception:
             return self.interp.call(weakref_calls.through(self.world, fn), args, kwargs)
         if safe_isinstance(fn, weakref.ReferenceType):
             return ABSENT if args or kwargs else weakref_calls.called(self.world, fn)
+        if fn is weakref.finalize:
+            self.heap.refuse("SFX103", "makes a weakref.finalize, which is called when its object is gone")
         if fn is weakref.ref:
             return weakref_calls.make(self.world, args)
         if fn is weakref.ref.__new__:

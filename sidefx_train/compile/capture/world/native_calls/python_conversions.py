@@ -24,6 +24,7 @@ _AT_POSITION = frozenset(
     {"insert", "pop", "__getitem__", "__setitem__", "__delitem__", "__mul__", "__imul__", "rotate"}
 )
 _CONVERSIONS = ("__index__", "__float__", "__int__", "__complex__", "__bool__", "__len__", "__getitem__", "__array__")
+_SUBSCRIPTS = frozenset({"__getitem__", "__setitem__"})
 _OF_SEQUENCES = ("__len__", "__getitem__", "__iter__")
 _OTHER_KINDS = (torch.Tensor, torch.nn.Module, int, float, str, dict, set, types.ModuleType, type)
 """Objects that torch takes as they are, or whose contents it reads in C."""
@@ -43,6 +44,9 @@ def with_position(world: CaptureContext, fn: Any, args: tuple[Any, ...]) -> tupl
 def refuse_in_torch(world: CaptureContext, fn: Any, args: tuple[Any, ...]) -> None:
     """Refuses a call of torch with an object that it would convert: it does so as often as its parsers like, and not at
     all in a replay."""
+    name = attribute_of(fn, "__name__", "")
+    if name.startswith("__") and name not in _SUBSCRIPTS:  # an operator: the other operand has its turn
+        return
     for value in (*args, *inside(args)):
         cls = type(value)
         if is_static(cls) or issubclass(cls, _OTHER_KINDS) or is_library(cls.__module__):

@@ -344,17 +344,15 @@ def _ordered_dict(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[st
     return interp.native(collections.OrderedDict, tuple(found), kwargs)
 
 
-@register(dict.__init__)
-def _dict_init(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    found = (dict(pairs_of(interp, arg)) if is_read_by_keys(interp, arg) else arg for arg in args[1:])
-    return interp.native(dict.__init__, (*args[:1], *found), kwargs)
+def _filling(fn: Any) -> Substitute:
+    """Returns the substitute of a method of ``dict`` that adds the items of its argument."""
+
+    def substitute(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return interp.native(fn, (*args[:1], *(for_mapping(interp, arg) for arg in args[1:])), kwargs)
+
+    return substitute
 
 
-def _dict_update(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if not args:
-        return interp.native(dict.update, args, kwargs)
-    return interp.native(dict.update, (args[0], *(for_mapping(interp, arg) for arg in args[1:])), kwargs)
-
-
-register_method(dict.update)(_dict_update)
+register_method(dict.update)(_filling(dict.update))
+register(dict.__init__)(_filling(dict.__init__))
 METHOD_NAMES = frozenset(fn.__name__ for fn in METHODS)

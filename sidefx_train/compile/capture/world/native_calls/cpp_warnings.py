@@ -101,7 +101,6 @@ def call(world: CaptureContext, fn: Callable[..., Any], args: tuple[Any, ...], k
         Warning: a filter makes one an error.
     """
     outer, found = _CALLS.found, []  # type: ignore[var-annotated]
-    of_torch = trace_rules.is_torch_callable(fn) or any(safe_isinstance(value, torch.Tensor) for value in args)
     _CALLS.found = found
     warnings.filters.insert(0, _FILTER)  # type: ignore[attr-defined]
     try:
@@ -111,6 +110,7 @@ def call(world: CaptureContext, fn: Callable[..., Any], args: tuple[Any, ...], k
         if _FILTER in warnings.filters:  # else another thread has restored its filters since
             warnings.filters.remove(_FILTER)  # type: ignore[attr-defined]
         for text, category in found:
+            of_torch = trace_rules.is_torch_callable(fn) or any(safe_isinstance(value, torch.Tensor) for value in args)
             _issue(world, text, category, may_be_once=of_torch)
 
 

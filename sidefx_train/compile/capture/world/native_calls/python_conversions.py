@@ -61,13 +61,13 @@ def refuse_arrays(world: CaptureContext, fn: Any, args: tuple[Any, ...]) -> None
     """Refuses calls of NumPy that call Python code past the interpreter: methods of an array's class, the function that
     is told of floating-point errors."""
     values = (attribute_of(fn, "__self__"), *args)
-    if not (type(fn) is np.ufunc or any(safe_isinstance(value, (np.ndarray, np.generic, type)) for value in values)):
-        return
     for value in values:
         cls = value if safe_isinstance(value, type) else type(value)
         if issubclass(cls, np.ndarray) and not is_static(cls) and not is_library(cls.__module__):
             what = f"{trace_rules.describe(fn)} gets a {trace_rules.describe(cls)}, an array of a class of the program"
             world.heap.refuse("SFX104", what)
+    if type(fn) is not np.ufunc and not any(safe_isinstance(value, (np.ndarray, np.generic)) for value in values):
+        return
     world.context.guard_numpy_errors()
     reports = _REPORTS.intersection(np.geterr().values())
     if reports:

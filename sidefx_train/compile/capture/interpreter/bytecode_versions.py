@@ -22,6 +22,9 @@ SEND_KEEPS_RECEIVER = VERSION >= (3, 12)
 TYPE_PARAMETERS_IN_C = VERSION >= (3, 12)
 """``TypeVar`` and similar classes are C code that takes the defining module from CPython's running frame."""
 
+ATTRIBUTE_MAY_BE_METHOD = VERSION >= (3, 12)
+"""The lowest bit of ``LOAD_ATTR`` says that the attribute is called as a method; 3.11 has ``LOAD_METHOD``."""
+
 CLOSE_RETURNS = VERSION >= (3, 13)
 """``generator.close()`` returns the generator's return value."""
 

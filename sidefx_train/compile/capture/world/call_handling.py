@@ -42,6 +42,7 @@ from sidefx_train.compile.capture.world.native_call_facts import (
     HASHING,
     KEYED_METHODS,
     MAKES_SUBCLASS,
+    ORDERS,
     PASSES_ITEMS,
     READS_NOTHING,
     READS_TYPE,
@@ -52,6 +53,7 @@ from sidefx_train.compile.capture.world.native_call_facts import (
     asks_missing,
     compares_in_python,
     first_line,
+    hashed_by,
     inside,
     is_fake_tensor_error,
     is_fromkeys,
@@ -78,6 +80,10 @@ from sidefx_train.compile.graph.fx_utils import one_generator
 from sidefx_train.errors import Unsupported
 
 _CALLS_METHODS = (repr, str, bytes, bytearray)
+_READS_THROUGH = frozenset({np.ndarray, types.MappingProxyType})
+_TEXTS = frozenset({str, bytes, bytearray})
+_CALLS_METHODS_BY_NAME = COMPARES_IDENTITY | ORDERS | {"__repr__", "__str__", "__format__", "__mod__", "format"}
+"""Names of functions and methods of Python's own containers and strings that call methods of their arguments."""
 _ASKS = frozenset({types.FunctionType, types.BuiltinFunctionType})
 STANDING = (property, staticmethod, classmethod, types.CellType, types.FunctionType, types.ModuleType)
 """Classes that C code can instantiate; outside instances pass through."""
@@ -92,6 +98,11 @@ _MAKES_DESCRIPTOR = frozenset({"__new__", "getter", "setter", "deleter"})
 def _number_of_keys(fn: Any, args: tuple[Any, ...]) -> int:
     """Returns how many of the arguments of a dict's or set's method are keys."""
     return 1 if attribute_of(fn, "__name__") in KEYED_METHODS else len(args)
+
+
+def _looks_up_key(fn: Any, args: tuple[Any, ...]) -> bool:
+    """Returns True for ``in`` of a dict or set: its keys were prepared when they were stored."""
+    return fn is operator.contains and type(args[0]) in HASHED
 
 
 def _owner(fn: Any) -> Any:
@@ -159,7 +170,7 @@ class Calls:
                 seen.add(id(value))
                 todo += [item for item in held_by(value) if type(item) not in PLAIN_TYPES]
                 if value is not given and compares_in_python(type(value)):  # the methods of the object itself re-enter
-                    todo += [item for item in attributes_of(value) if type(item) not in PLAIN_TYPES]
+                    todo += [item for item in attributes_of(value).values() if type(item) not in PLAIN_TYPES]
 
     def native_call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs C code, or answers for it, after everything that it reads has been brought in.
@@ -300,6 +311,8 @@ class Calls:
         """Returns the arguments with the values of symbolic numbers that become keys, and notes what is hashed."""
         if fn is operator.contains and safe_isinstance(self.heap.record_of(args[0]), (SetRecord, DictRecord)):
             self.world.own_key(args[1])
+        for key in hashed_by(fn, owner, args):
+            self.world.keys.hashed(key)
         if safe_isinstance(owner, (set, frozenset)) or any(fn is known for known in HASHING) or is_fromkeys(fn):
             for value in args:
                 self.touch(value, deep=False, asked=fn.__name__)
@@ -355,9 +368,15 @@ class Calls:
             if any(safe_isinstance(value, DeferredValue) for value in args):
                 what = f"{trace_rules.describe(fn)} of a value that is known only after the step"
                 self.heap.refuse("SFX106", what)
-        calls = any(fn is known for known in _CALLS_METHODS) or any(type(value) is np.ndarray for value in args)
+        owner = attribute_of(fn, "__self__")
+        calls = (
+            any(fn is known for known in _CALLS_METHODS)
+            or any(type(value) in _READS_THROUGH for value in (owner, *args))
+            or (attribute_of(fn, "__name__", "") in _CALLS_METHODS_BY_NAME and not _looks_up_key(fn, args))
+            or (type(owner) in _TEXTS and fn.__name__ != "join")
+        )
         if calls or not keeps_callables(fn) or asks_missing(fn, args):
-            objects = self.world.reentry.objects(fn, (attribute_of(fn, "__self__"), *args, *kwargs.values()))
+            objects = self.world.reentry.objects(fn, (owner, *args, *kwargs.values()))
             if objects:
                 with self.world.reentry.around(objects):
                     return self.guarded(fn, args, kwargs)

@@ -51,6 +51,7 @@ class CaptureWorldAPI(CaptureContext):
     functions: Any
     keys: Any
     operators: Any
+    variables: Any
 
     @abstractmethod
     def grant(self, condition: Any, holds: bool) -> bool: ...

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sidefx_train.compile.capture.shadows.containers.traversal import held_by
+from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.shadows.containers.traversal import attributes_of, held_by
 from sidefx_train.compile.capture.shadows.records import InstanceRecord
 from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
 from sidefx_train.compile.capture.world.native_call_facts import (
@@ -17,7 +18,7 @@ from sidefx_train.compile.capture.world.native_call_facts import (
 from sidefx_train.compile.capture.world.native_calls import (
     builtin_methods,
 )
-from sidefx_train.compile.capture.world.native_calls.dunder_reentry import only_looks
+from sidefx_train.compile.capture.world.native_calls.dunder_reentry import COMPARING, MethodCode
 from sidefx_train.compile.common.library_modules import is_library, is_standard
 from sidefx_train.compile.common.plain_values import PLAIN_TYPES
 from sidefx_train.compile.common.type_checks import safe_isinstance
@@ -32,11 +33,63 @@ class Keys:
     def __init__(self, world: CaptureWorldAPI) -> None:
         self.world = world
         self.heap, self.interp, self.tracer = world.heap, world.interp, world.tracer
+        self._comparisons: dict[tuple[type, bool], MethodCode] = {}
 
     def as_key(self, key: Any) -> Any:
         if type(key) not in PLAIN_TYPES:
             self.heap.identities.note_hashed(key)
+            self.hashed(key)
         return builtin_methods.concrete(key)
+
+    def hashed(self, key: Any, seen: tuple[Any, ...] = ()) -> None:
+        """Prepares a key of a dict or set of the step, which C code and this library's own code hash and compare.
+
+        Raises:
+            Unsupported: a method of the program, called for that, does more than read the key.
+        """
+        cls = type(key)
+        if cls in PLAIN_TYPES or cls in compat.SYMBOLS:
+            return
+        if issubclass(cls, tuple) and not compares_in_python(cls):
+            for item in tuple.__iter__(key):
+                self.hashed(item, seen)
+            return
+        if issubclass(cls, weakref.ReferenceType):
+            self.hashed(key(), seen)
+        if not compares_in_python(cls) or issubclass(cls, torch.Tensor):
+            return
+        comparison = self._comparison(cls, of_program=True)
+        self.world.touch(key, asked="hash")
+        builtin_methods.settle(key, frozenset(comparison.attributes))
+        if any(each is key for each in seen):
+            return
+        for name, value in attributes_of(key).items():
+            if name in comparison.attributes:
+                self.hashed(value, (*seen, key))
+
+    def _comparison(self, cls: type, of_program: bool) -> MethodCode:
+        """Examines the methods by which C code is about to hash and compare instances of a class, and guards them.
+
+        Raises:
+            Unsupported: one does more than read its operands.
+        """
+        found = self._comparisons.get((cls, of_program))
+        if found is not None:
+            return found
+        found = MethodCode(cls, COMPARING, of_program)
+        if not found.only_looks:
+            reason = f"uses a {cls.__qualname__} as a key, whose __hash__ or __eq__ does more than read it"
+            self.heap.refuse("SFX111", reason)
+        if id(cls) not in self.world.new_classes:
+            self.compares_by(cls)
+            for fn in found.functions.values():
+                if id(fn) not in self.world.new_functions:
+                    self.heap.definitions.runs(fn)
+            for space, name in found.read_globals:
+                if self.world.variables.load_global(space, name) is not space.get(name):
+                    self.heap.refuse("SFX111", f"uses a {cls.__qualname__} as a key, whose methods read {name}")
+        self._comparisons[cls, of_program] = found
+        return found
 
     def own_key(self, key: Any, pin: bool = True) -> Any:
         """Prepares a key of an outside dict or set for hashing and comparison by the table's own bookkeeping.
@@ -58,10 +111,7 @@ class Keys:
             self.own_key(key(), pin)  # its hash and equality are those of its referent
         if not compares_in_python(cls) or issubclass(cls, torch.Tensor):
             return key
-        self.compares_by(cls)
-        if not only_looks(cls):
-            reason = f"uses a {cls.__qualname__} as an outside key, whose __hash__ or __eq__ does more than read it"
-            self.heap.refuse("SFX111", reason)
+        self._comparison(cls, of_program=False)
         self.world.touch(key, asked="hash")
         builtin_methods.settle(key)
         return key

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import builtins
+import collections
 import io
+import operator
 import os
 import types
 from collections.abc import Iterator
@@ -93,6 +95,51 @@ def first_line(error: BaseException) -> str:
 
 DEFERRED_ARGUMENT = f"{DeferredValue.__name__} found"
 HASHING = (hash, set, frozenset)
+_HASH_TABLES: tuple[type, ...] = (dict, set, frozenset, type({}.keys()), type({}.items()))
+_AT_KEY = (operator.getitem, operator.setitem, operator.delitem, operator.contains)
+_ONE_KEY = frozenset({"add", "discard", "remove", "__contains__", "get", "setdefault", "pop", "__getitem__",
+                      "__setitem__", "__delitem__", "move_to_end"})  # fmt: skip
+_MANY_KEYS = frozenset({"update", "union", "intersection", "difference", "symmetric_difference", "issubset",
+                        "issuperset", "isdisjoint", "intersection_update", "difference_update",
+                        "symmetric_difference_update"})  # fmt: skip
+_LISTED: tuple[Any, ...] = (list, tuple, set, frozenset, collections.deque)
+
+
+def hashed_by(fn: Any, owner: Any, args: tuple[Any, ...]) -> Iterator[Any]:
+    """Yields the objects that C code hashes and compares as keys of dicts and sets, except those that are keys already.
+
+    Args:
+        fn: the C code.
+        owner: the object that it is bound to.
+        args: its arguments.
+    """
+    if any(fn is known for known in _AT_KEY):
+        if safe_isinstance(args[0], _HASH_TABLES):
+            yield args[1]
+        return
+    if type(fn) in (types.MethodDescriptorType, types.WrapperDescriptorType) and args:
+        owner, args = args[0], args[1:]
+    name = attribute_of(fn, "__name__", "")
+    if fn is hash:
+        yield from args
+    elif safe_isinstance(owner, _HASH_TABLES) and name in _ONE_KEY:
+        yield from args[:1]
+    elif (safe_isinstance(owner, (set, frozenset)) and name in _MANY_KEYS) or fn is set or fn is frozenset:
+        for value in args:
+            yield from _items(value)
+    elif is_fromkeys(fn):
+        yield from _items(args[0])
+    elif fn is collections._count_elements:  # type: ignore[attr-defined]
+        yield from _items(args[1])
+
+
+def _items(value: Any) -> Iterator[Any]:
+    for base in _LISTED:
+        if safe_isinstance(value, base):
+            yield from base.__iter__(value)  # bypasses methods of subclasses
+            return
+
+
 BUFFERS = (io.StringIO, io.BytesIO)
 STORING_METHODS = frozenset({"append", "appendleft", "insert", "add", "setdefault", "__setitem__", "discard"})
 TAKING_METHODS = frozenset({"pop", "popitem", "clear", "__delitem__", "move_to_end"})
@@ -113,6 +160,7 @@ COMPARES_IDENTITY = frozenset(
     {"eq", "ne", "contains", "index", "count", "remove", "countOf", "indexOf", "__eq__", "__ne__", "__contains__"}
 )
 """Names of functions and methods that compare objects by identity or equality."""
+ORDERS = frozenset({"lt", "le", "gt", "ge", "__lt__", "__le__", "__gt__", "__ge__"})
 
 
 KEYED_METHODS = frozenset({"__setitem__", "setdefault", "get", "pop"})

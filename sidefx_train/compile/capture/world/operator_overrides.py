@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import types
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -105,7 +106,8 @@ class Operators:
             traced
             and name in builtin_methods.OPERATORS
             and not self.world.functions.operator(name, args[:2])
-            and not (any(map(_decides, args[:2])) or number_subclasses.decides(self.world, name, args))
+            and not any(_decides(value, name) for value in args[:2])
+            and not number_subclasses.decides(self.world, name, args)
         ):
             if name in ("getitem", "setitem") and safe_isinstance(first, torch.Tensor):
                 args = (first, self._as_index(args[1]), *args[2:])
@@ -229,13 +231,18 @@ class Operators:
         return deferred_string(self.world, repr, (shown,))
 
 
-def _decides(value: Any) -> bool:
+def _decides(value: Any, name: str) -> bool:
     """Returns True for an instance of a Python class, whose own methods define operators."""
     cls = type(value)
-    return cls not in _TRACED and not is_static(cls) and not issubclass(cls, _VALUES)
+    if cls in _TRACED or is_static(cls) or issubclass(cls, torch.Tensor):
+        return False
+    if not issubclass(cls, _VALUES):
+        return True
+    methods = operators.methods_of(name) or (f"__{name}__",)
+    return any(type(getattr(cls, method, None)) is types.FunctionType for method in methods)
 
 
-_VALUES = (int, float, complex, str, tuple, list, dict, torch.Tensor)
+_VALUES = (int, float, complex, str, tuple, list, dict)
 
 
 def _is_text(value: Any) -> bool:

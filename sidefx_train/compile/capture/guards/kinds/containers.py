@@ -139,7 +139,7 @@ def _all_typed(order: tuple[Any, ...]) -> frozenset[Any]:
 def same_order(members: Any, order: tuple[Any, ...]) -> bool:
     """True if a set shows these members in this order."""
     same = same_value if is_plain(order) else operator.is_
-    return len(members) == len(order) and all(map(same, set.__iter__(members), order))
+    return set.__len__(members) == len(order) and all(map(same, set.__iter__(members), order))
 
 
 def _stored_keys(writer: Writer, guard: Guard) -> str:

@@ -15,8 +15,15 @@ import types
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from sidefx_train.compile.capture.interpreter.builtins import iterables, operator_functions
-from sidefx_train.compile.capture.interpreter.builtins.registry import CLASS_METHODS, SUBSTITUTES, Substitute, register
+from sidefx_train.compile.capture.interpreter.builtins import copying, mappings, operator_functions
+from sidefx_train.compile.capture.interpreter.builtins.registry import (
+    CLASS_METHODS,
+    METHOD_NAMES,
+    SUBSTITUTES,
+    Substitute,
+    register,
+    register_method,
+)
 from sidefx_train.compile.capture.interpreter.frame import NULL
 from sidefx_train.compile.capture.interpreter.frame_objects import frame_object_stack, names_in
 from sidefx_train.compile.capture.interpreter.generators import InterpretedGenerator
@@ -46,9 +53,10 @@ def find(interp: InterpreterAPI, fn: Any) -> Substitute | None:
         owner = fn.__self__
         kind = type(owner)
         if issubclass(kind, type):
-            return CLASS_METHODS.get(fn) if fn.__name__ in _CLASS_METHOD_NAMES else None
-        if fn.__name__ in iterables.METHOD_NAMES and owner is not None and kind is not types.ModuleType:
-            return iterables.bound_method(fn, owner)
+            found = CLASS_METHODS.get(fn) if fn.__name__ in _CLASS_METHOD_NAMES else None
+            return found or mappings.class_method(fn, owner)
+        if fn.__name__ in METHOD_NAMES and owner is not None and kind is not types.ModuleType:
+            return mappings.bound_method(fn, owner)
     return found
 
 
@@ -80,9 +88,19 @@ def call_method_wrapper(interp: InterpreterAPI, fn: Any, args: tuple[Any, ...], 
     return interp.native(fn, args, kwargs)
 
 
+def _is_name(interp: InterpreterAPI, name: Any) -> bool:
+    """Returns True for a string; C code hashes and compares it if it is of a subclass."""
+    if type(name) is str:
+        return True
+    if not safe_isinstance(name, str):
+        return False
+    interp.world.as_key(name)
+    return True
+
+
 @register(getattr)
 def _getattr(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if kwargs or not 2 <= len(args) <= 3 or not safe_isinstance(args[1], str):
+    if kwargs or not 2 <= len(args) <= 3 or not _is_name(interp, args[1]):
         return interp.native(getattr, args, kwargs)
     if len(args) == 2:
         return interp.getattr(args[0], args[1])
@@ -95,7 +113,7 @@ def _getattr(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, An
 
 @register(hasattr)
 def _hasattr(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if kwargs or len(args) != 2 or not safe_isinstance(args[1], str):
+    if kwargs or len(args) != 2 or not _is_name(interp, args[1]):
         return interp.native(hasattr, args, kwargs)
     try:
         interp.getattr(args[0], args[1])
@@ -107,14 +125,14 @@ def _hasattr(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, An
 
 @register(setattr)
 def _setattr(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if kwargs or len(args) != 3 or not safe_isinstance(args[1], str):
+    if kwargs or len(args) != 3 or not _is_name(interp, args[1]):
         return interp.native(setattr, args, kwargs)
     return interp.setattr(*args)
 
 
 @register(delattr)
 def _delattr(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if kwargs or len(args) != 2 or not safe_isinstance(args[1], str):
+    if kwargs or len(args) != 2 or not _is_name(interp, args[1]):
         return interp.native(delattr, args, kwargs)
     return interp.delattr(*args)
 
@@ -470,5 +488,6 @@ if hasattr(sys, "_getframemodulename"):
 
 
 register(builtins.__build_class__)(build_class)
+register_method(object.__reduce_ex__)(copying.reduce)
 _CLASS_METHOD_NAMES = frozenset(fn.__name__ for fn in CLASS_METHODS)
 _KEEPS = {id(fn) for fn in operator_functions.KEEPS}

@@ -8,12 +8,20 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
+import operator
+import string
 import types
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sidefx_train.compile.capture.interpreter.builtins.registry import METHODS, Substitute, register, register_method
+from sidefx_train.compile.capture.interpreter.builtins.registry import Substitute, register, register_method
 from sidefx_train.compile.capture.interpreter.object_model import formatting, iteration, operators
-from sidefx_train.compile.capture.interpreter.object_model.attributes import call_special, is_static, special
+from sidefx_train.compile.capture.interpreter.object_model.attributes import (
+    call_special,
+    is_c_level,
+    is_static,
+    special,
+)
 from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE
 from sidefx_train.compile.common.type_checks import safe_isinstance
 
@@ -43,6 +51,8 @@ def _next(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any])
 @register(reversed)
 def _reversed(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or len(args) != 1:
+        return interp.native(reversed, args, kwargs)
+    if is_c_level(interp.world.class_attr(interp.type_of(args[0]), "__reversed__")):
         return interp.native(reversed, args, kwargs)
     method = special(interp, args[0], "__reversed__")
     if method is not ABSENT and method is not None:
@@ -85,22 +95,127 @@ def _for_call(interp: InterpreterAPI, fn: Any) -> Any:
 
 
 _FIRST: tuple[Any, ...] = (
-    tuple, list, set, frozenset, enumerate, dict.fromkeys, collections.deque, itertools.cycle, itertools.islice,
-    itertools.accumulate, itertools.combinations, itertools.permutations, itertools.combinations_with_replacement,
-    itertools.pairwise, itertools.groupby, itertools.chain.from_iterable, itertools.tee,
+    tuple, list, enumerate, collections.deque, itertools.cycle, itertools.islice,
+    itertools.combinations, itertools.permutations, itertools.combinations_with_replacement,
+    itertools.pairwise, itertools.tee,
 )  # fmt: skip
 _ALL: tuple[Any, ...] = (zip, itertools.chain, itertools.zip_longest, itertools.product)
-_AFTER_CALLABLE: tuple[Any, ...] = (
-    map, filter, itertools.filterfalse, itertools.takewhile, itertools.dropwhile, itertools.starmap,
-)  # fmt: skip
+_PREDICATED: tuple[Any, ...] = (filter, itertools.filterfalse, itertools.takewhile, itertools.dropwhile)
 for _fn in _FIRST:
     _iterables_first(_fn, count=1)
 for _fn in _ALL:
     _iterables_first(_fn)
-for _fn in _AFTER_CALLABLE:
-    _iterables_first(_fn, callables=1)
+_iterables_first(map, callables=1)
 _iterables_first(functools.reduce, count=1, callables=1)
-_iterables_first(itertools.compress, count=2)
+
+
+def _given(args: tuple[Any, ...], kwargs: dict[str, Any], *names: str) -> list[Any]:
+    """Returns arguments by position or name, :data:`ABSENT` for each that is not given."""
+    return [args[i] if i < len(args) else kwargs.get(name, ABSENT) for i, name in enumerate(names)]
+
+
+def _truth_of(interp: InterpreterAPI, fn: Any) -> Any:
+    """Returns a function for C code: the truth of what ``fn`` returns, of the item itself for ``None``."""
+
+    def decide(item: Any) -> bool:
+        return operators.truth(interp, item if fn is None else interp.call(fn, (item,), {}))
+
+    NATIVE_CODE.add(id(decide.__code__))
+    return interp.world.callback(fn, decide)
+
+
+def _predicated(fn: Any) -> None:
+    """Registers ``fn``, which keeps or drops items by the truth of what a function returns for them."""
+
+    def substitute(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if kwargs or len(args) != 2:
+            return interp.native(fn, args, kwargs)
+        predicate, source = args
+        return interp.native(fn, (_truth_of(interp, predicate), iteration.for_c_code(interp, source)), {})
+
+    register(fn)(substitute)
+
+
+for _fn in _PREDICATED:
+    _predicated(_fn)
+
+
+@register(itertools.compress)
+def _compress(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    data, selectors, *rest = _given(args, kwargs, "data", "selectors")
+    if rest or data is ABSENT or selectors is ABSENT:
+        return interp.native(itertools.compress, args, kwargs)
+    chosen = interp.native(map, (_truth_of(interp, bool), iteration.for_c_code(interp, selectors)), {})
+    return interp.native(itertools.compress, (iteration.for_c_code(interp, data), chosen), {})
+
+
+@register(itertools.accumulate)
+def _accumulate(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    source, fn = _given(args, kwargs, "iterable", "func")
+    if source is ABSENT or len(args) > 2:
+        return interp.native(itertools.accumulate, args, kwargs)
+    add = operator.add if fn is ABSENT or fn is None else fn
+    initial = {name: value for name, value in kwargs.items() if name not in ("iterable", "func")}
+    found = (iteration.for_c_code(interp, source), _for_call(interp, add))
+    return interp.native(itertools.accumulate, found, initial)
+
+
+@register(itertools.groupby)
+def _groupby(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    source, key = _given(args, kwargs, "iterable", "key")
+    if source is ABSENT:
+        return interp.native(itertools.groupby, args, kwargs)
+
+    def find(item: Any) -> Any:
+        found = item if key is ABSENT or key is None else interp.call(key, (item,), {})
+        return interp.world.as_key(found)  # C code compares it with the next one
+
+    NATIVE_CODE.add(id(find.__code__))
+    found = (iteration.for_c_code(interp, source), interp.world.callback(None if key is ABSENT else key, find))
+    return interp.native(itertools.groupby, found, {})
+
+
+def _iterable(interp: InterpreterAPI, item: Any) -> Any:
+    """Prepares an item over which C code iterates: the step may not have read it."""
+    return iteration.get_iter(interp, item) if is_static(type(item)) else iteration.for_c_code(interp, item)
+
+
+def _of_iterables(fn: Any, position: int) -> None:
+    """Registers ``fn``, which iterates over each item of the iterable at ``position``."""
+
+    def substitute(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if kwargs or len(args) != position + 1:
+            return interp.native(fn, args, kwargs)
+        inner = EachItem(interp, args[position], _iterable)
+        return interp.native(fn, (*(_for_call(interp, arg) for arg in args[:position]), inner), {})
+
+    register(fn)(substitute)
+
+
+class EachItem(iteration.PythonIterable):
+    """Lets C code iterate over an object, and over what is made of each of its items."""
+
+    def __init__(self, interp: InterpreterAPI, obj: Any, prepare: Callable[[InterpreterAPI, Any], Any]) -> None:
+        super().__init__(interp, obj)
+        self.prepare = prepare
+
+    def __iter__(self) -> Any:
+        return _EachItem(self.interp, iteration.get_iter(self.interp, self.obj), self.prepare)
+
+
+class _EachItem(iteration.PythonIterator):
+    def __init__(self, interp: InterpreterAPI, iterator: Any, prepare: Callable[[InterpreterAPI, Any], Any]) -> None:
+        super().__init__(interp, iterator)
+        self.prepare = prepare
+
+    def __next__(self) -> Any:
+        return self.prepare(self.interp, super().__next__())
+
+
+for _cls in (EachItem, _EachItem):
+    NATIVE_CODE.update(id(_fn.__code__) for _fn in vars(_cls).values() if safe_isinstance(_fn, types.FunctionType))
+_of_iterables(itertools.chain.from_iterable, 0)
+_of_iterables(itertools.starmap, 1)
 
 
 @register(sum)
@@ -272,14 +387,24 @@ def _str_format(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str,
     return interp.native(str.format, (template, *map(wrap, rest)), wrapped)
 
 
+def _str_format_map(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    template, *rest = args
+    if kwargs or len(rest) != 1 or not safe_isinstance(template, str):
+        return interp.native(str.format_map, args, kwargs)
+    fields = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+    own = any(special(interp, rest[0], name) is not ABSENT for name in ("__getitem__", "__missing__"))
+    if not own or any(name == "" or name[0].isdigit() for name in fields):
+        return interp.native(str.format_map, args, kwargs)
+    return interp.call(string.Formatter.vformat, (string.Formatter(), template, (), rest[0]), {})
+
+
 register_method(list.sort)(_list_sort)
+register_method(str.format_map)(_str_format_map)
 register_method(str.format)(_str_format)
 _FIND: tuple[Any, ...] = (list.index, list.remove, list.count, tuple.index, tuple.count)
 _TAKE_ITERABLES: tuple[Any, ...] = (
-    list.extend, str.join, bytes.join, set.update, set.union, set.intersection, set.difference, set.issubset,
-    set.issuperset, set.difference_update, set.intersection_update, set.symmetric_difference,
-    set.symmetric_difference_update, set.isdisjoint, frozenset.union, frozenset.intersection, frozenset.difference,
-    frozenset.issubset, frozenset.issuperset, collections.deque.extend, collections.deque.extendleft,
+    list.extend, list.__iadd__, list.__init__, str.join, bytes.join, collections.deque.extend,
+    collections.deque.extendleft, collections.deque.__iadd__,
 )  # fmt: skip
 for _fn in _FIND:
     register_method(_fn)(_list_find(_fn))
@@ -287,72 +412,14 @@ for _fn in _TAKE_ITERABLES:
     register_method(_fn)(_wrapping(_fn))
 
 
-def bound_method(fn: Any, owner: Any) -> Substitute | None:
-    """Returns the substitute of a bound C method, with its owner bound."""
-    for base in type(owner).__mro__:
-        found = vars(base).get(fn.__name__)
-        if found is not None:
-            substitute = METHODS.get(found) if type(found) is types.MethodDescriptorType else None
-            if substitute is None:
-                return None
-            return lambda interp, args, kwargs: substitute(interp, (owner, *args), kwargs)
-    return None
+@register_method(list.__setitem__)
+def _list_setitem(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if len(args) == 3 and type(args[1]) is slice:
+        args = (*args[:2], iteration.for_c_code(interp, args[2]))
+    return interp.native(list.__setitem__, args, kwargs)
 
 
-@register(dict)
-def _dict(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return interp.native(dict, tuple(for_mapping(interp, arg) for arg in args), kwargs)
-
-
-def for_mapping(interp: InterpreterAPI, source: Any) -> Any:
-    """Prepares ``source`` for C code that fills a dict: mappings written in Python become dicts."""
-    if is_static(type(source)):
-        return source
-    if is_read_by_keys(interp, source):
-        return dict(pairs_of(interp, source))
-    if safe_isinstance(source, dict) or interp.world.class_attr(interp.type_of(source), "keys") is not ABSENT:
-        return source
-    return iteration.for_c_code(interp, source)
-
-
-def is_read_by_keys(interp: InterpreterAPI, source: Any, fills_dict: bool = True) -> bool:
-    """Returns True if C code reads a mapping through its ``keys`` and ``__getitem__``, one of which is Python code.
-
-    Args:
-        interp: the interpreter.
-        source: the mapping.
-        fills_dict: the code is that of ``dict``, which looks into a dict directly unless its class has an iteration of
-            its own; ``OrderedDict`` looks into exact dicts alone.
-    """
-    if is_static(type(source)) or interp.world.class_attr(interp.type_of(source), "keys") is ABSENT:
-        return False
-    in_c = fills_dict and safe_isinstance(source, dict) and not safe_isinstance(source, collections.OrderedDict)
-    if in_c and special(interp, source, "__iter__") is ABSENT:
-        return False
-    return any(special(interp, source, name) is not ABSENT for name in ("keys", "__getitem__"))
-
-
-def pairs_of(interp: InterpreterAPI, source: Any) -> list[tuple[Any, Any]]:
-    """Returns the items of a mapping as its ``keys`` and ``__getitem__`` give them; a key may occur twice."""
-    keys = iteration.to_list(interp, interp.call(interp.getattr(source, "keys"), (), {}))
-    return [(key, operators.getitem(interp, source, key)) for key in keys]
-
-
-@register(collections.OrderedDict)
-def _ordered_dict(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    found = [pairs_of(interp, arg) if is_read_by_keys(interp, arg, fills_dict=False) else arg for arg in args]
-    return interp.native(collections.OrderedDict, tuple(found), kwargs)
-
-
-def _filling(fn: Any) -> Substitute:
-    """Returns the substitute of a method of ``dict`` that adds the items of its argument."""
-
-    def substitute(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return interp.native(fn, (*args[:1], *(for_mapping(interp, arg) for arg in args[1:])), kwargs)
-
-    return substitute
-
-
-register_method(dict.update)(_filling(dict.update))
-register(dict.__init__)(_filling(dict.__init__))
-METHOD_NAMES = frozenset(fn.__name__ for fn in METHODS)
+@register(tuple.__new__)
+def _new_tuple(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    found = (*args[:1], *(iteration.for_c_code(interp, arg) for arg in args[1:]))
+    return interp.native(tuple.__new__, found, kwargs)

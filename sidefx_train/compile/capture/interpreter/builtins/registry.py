@@ -18,6 +18,8 @@ CLASS_METHODS: dict[Any, Substitute] = {}
 """Substitutes of class methods written in C: every access returns a new, equal object."""
 METHODS: dict[Any, Substitute] = {}
 """Substitutes of methods of builtin containers, by descriptor."""
+METHOD_NAMES: set[str] = set()
+"""Names of the methods in :data:`METHODS`."""
 _registered: list[Any] = []
 
 
@@ -40,6 +42,7 @@ def register_method(fn: Any) -> Callable[[Substitute], Substitute]:
 
     def add(substitute: Substitute) -> Substitute:
         METHODS[fn] = substitute
+        METHOD_NAMES.add(fn.__name__)
         return register(fn)(substitute)
 
     return add

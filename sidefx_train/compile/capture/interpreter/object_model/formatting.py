@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.interpreter.object_model.attributes import call_special, is_static, special
-from sidefx_train.compile.capture.interpreter.object_model.operators import SIMPLE
+from sidefx_train.compile.common.plain_values import PLAIN_TYPES
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
 
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
 
 
-_ROOT_FORMAT, _ROOT_STR, _ROOT_REPR = object.__format__, object.__str__, object.__repr__
+_ROOT_STR = object.__str__
+_FORMATS = tuple(kind.__format__ for kind in (object, int, float, complex, str))
 
 
 def to_str(interp: InterpreterAPI, value: Any) -> Any:
@@ -57,7 +58,7 @@ def to_ascii(interp: InterpreterAPI, value: Any) -> Any:
 def to_format(interp: InterpreterAPI, value: Any, spec: Any) -> Any:
     """``format(value, spec)``."""
     kind = type(value)
-    if kind in SIMPLE and type(spec) is str:
+    if kind in PLAIN_TYPES and type(spec) is str:
         return format(value, spec)
     answer = interp.world.override_operator("format", (value, spec))
     if answer is not ABSENT:
@@ -66,8 +67,9 @@ def to_format(interp: InterpreterAPI, value: Any, spec: Any) -> Any:
         method = special(interp, value, "__format__")
         if method is not ABSENT:
             return _text(interp, call_special(interp, method, value, (spec,)), "__format__")
-        if interp.world.class_attr(interp.type_of(value), "__format__") is _ROOT_FORMAT and spec == "":
-            return to_str(interp, value)
+        made_in_c = interp.world.class_attr(interp.type_of(value), "__format__")
+        if type(spec) is str and spec == "" and any(made_in_c is known for known in _FORMATS):
+            return to_str(interp, value)  # so does the C code, unless the class is its own
     return interp.world.native_call(format, (value, spec), {})
 
 

@@ -9,6 +9,7 @@ import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from sidefx_train.compile.capture.interpreter.builtins.registry import SUBSTITUTES
 from sidefx_train.compile.capture.interpreter.frame import NULL
 from sidefx_train.compile.capture.interpreter.object_model import attributes
 from sidefx_train.compile.common.sentinels import ABSENT
@@ -131,7 +132,8 @@ def type_call(interp: InterpreterAPI, cls: type, args: tuple[Any, ...], kwargs: 
     if attributes.is_static(cls):
         return interp.native(cls, args, kwargs)
     new, init = world.class_attr(cls, "__new__"), world.class_attr(cls, "__init__")
-    if type(new) is types.BuiltinFunctionType and type(init) is _SLOT and _calls_plainly(interp, cls):
+    in_c = type(new) is types.BuiltinFunctionType and type(init) is _SLOT and _calls_plainly(interp, cls)
+    if (in_c and not (args or kwargs)) or (in_c and id(init) not in SUBSTITUTES and id(new) not in SUBSTITUTES):
         return interp.native(cls, args, kwargs)
     if type(new) is staticmethod:
         new = new.__func__
@@ -145,7 +147,7 @@ def type_call(interp: InterpreterAPI, cls: type, args: tuple[Any, ...], kwargs: 
         init = world.class_attr(kind, "__init__")
     if type(init) is _SLOT:
         if init is not object.__init__ or type(new) is types.BuiltinFunctionType:
-            interp.native(init, (obj, *args), kwargs)
+            interp.call(init, (obj, *args), kwargs)
         return obj
     if type(init) is types.FunctionType:
         answer = interp.call(init, (obj, *args), kwargs)

@@ -13,14 +13,14 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sidefx_train.compile.capture.interpreter.object_model import attributes
+from sidefx_train.compile.capture.interpreter.object_model import attributes, percent
 from sidefx_train.compile.capture.interpreter.object_model.attributes import (
     call_special,
     is_static,
     is_subtype,
     special,
 )
-from sidefx_train.compile.capture.interpreter.object_model.iteration import get_iter, step, to_list
+from sidefx_train.compile.capture.interpreter.object_model.iteration import for_c_code, get_iter, step, to_list
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
 
@@ -64,6 +64,10 @@ def binary(interp: InterpreterAPI, name: str, left: Any, right: Any) -> Any:
     """``left + right`` and similar; ``name`` is the function's name in :mod:`operator`, also for in-place operators."""
     if type(left) in SIMPLE and type(right) in SIMPLE:
         return FUNCTIONS[name](left, right)
+    if name == "mod" and type(left) is str:
+        answer = percent.apply(interp, left, right)
+        if answer is not ABSENT:
+            return answer
     answer = interp.world.override_operator(name, (left, right))
     if answer is not ABSENT:
         return answer
@@ -85,7 +89,7 @@ def _two_sided(interp: InterpreterAPI, name: str, plain: str, left: Any, right: 
     forward, backward = special(interp, left, dunder), special(interp, right, reflected)
     if forward is ABSENT and backward is ABSENT:
         if name == "iadd" and safe_isinstance(left, list) and special(interp, right, "__iter__") is not ABSENT:
-            right = to_list(interp, right)
+            right = to_list(interp, right, hinted=True)
         return interp.world.native_call(FUNCTIONS[name], (left, right), {})
     kind, other = interp.type_of(left), interp.type_of(right)
     tried_right = kind is other
@@ -386,15 +390,14 @@ def setitem(interp: InterpreterAPI, obj: Any, key: Any, value: Any) -> None:
     key = _position(interp, obj, key)
     if type(obj) is dict:
         key = interp.world.as_key(key)
+    elif type(key) is slice and safe_isinstance(obj, list) and special(interp, obj, "__setitem__") is ABSENT:
+        value = for_c_code(interp, value)
     if interp.world.override_operator("setitem", (obj, key, value)) is not ABSENT:
         return
     method = special(interp, obj, "__setitem__")
     if method is not ABSENT and method is not None:
         call_special(interp, method, obj, (key, value))
     else:
-        is_list_slice = safe_isinstance(obj, list) and safe_isinstance(key, slice)
-        if is_list_slice and special(interp, value, "__iter__") is not ABSENT:
-            value = to_list(interp, value)
         interp.world.native_call(operator.setitem, (obj, key, value), {})
 
 

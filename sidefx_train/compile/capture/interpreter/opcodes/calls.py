@@ -7,9 +7,9 @@ import types
 import typing
 from typing import TYPE_CHECKING, Any
 
-from sidefx_train.compile.capture.interpreter.builtins.iterables import for_mapping
+from sidefx_train.compile.capture.interpreter.builtins.mappings import for_mapping
 from sidefx_train.compile.capture.interpreter.frame import NULL, Frame
-from sidefx_train.compile.capture.interpreter.object_model import iteration
+from sidefx_train.compile.capture.interpreter.object_model import attributes, iteration
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
 
@@ -87,6 +87,8 @@ def _unpacked(interp: InterpreterAPI, callee: Any, args: Any) -> tuple[Any, ...]
     if iterator is ABSENT:
         shown = interp.type_of(args).__name__
         raise TypeError(f"{function_name(callee)} argument after * must be an iterable, not {shown}")
+    if not attributes.is_static(type(args)):
+        iteration.length_hint(interp, args)
     return tuple(iteration.to_list(interp, iterator))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sidefx_train.compile.capture.interpreter.builtins.iterables import for_mapping, is_read_by_keys, pairs_of
+from sidefx_train.compile.capture.interpreter.builtins.mappings import for_mapping, is_read_by_keys, pairs_of
 from sidefx_train.compile.capture.interpreter.frame import NULL, Frame
 from sidefx_train.compile.capture.interpreter.object_model import formatting, iteration, operators
 from sidefx_train.compile.capture.interpreter.object_model.attributes import is_static

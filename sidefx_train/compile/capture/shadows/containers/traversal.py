@@ -18,6 +18,7 @@ _DICTS: tuple[Any, ...] = ({}, collections.OrderedDict())
 _VIEWS: tuple[Any, ...] = tuple(view for empty in _DICTS for view in (empty.keys(), empty.values(), empty.items()))
 _SEQUENCES: tuple[Any, ...] = ([], (), collections.deque())
 
+VIEWS: tuple[type, ...] = tuple(type(view) for view in _VIEWS[:3])
 _WALKERS = frozenset(
     {type(view) for view in _VIEWS}
     | {type(iter(empty)) for empty in (*_VIEWS, *_SEQUENCES, set())}
@@ -46,8 +47,8 @@ def held_by(value: Any) -> Iterable[Any]:
     return value.args if safe_isinstance(value, BaseException) else ()
 
 
-def attributes_of(value: Any) -> list[Any]:
-    """Returns the attributes of an instance of a Python class, from its ``__dict__`` and its slots."""
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Returns the attributes of an instance of a Python class by name, from its ``__dict__`` and its slots."""
     space = object.__getattribute__(value, "__dict__") if is_set(value, "__dict__") else {}
     slots = [name for name in slot_names(type(value)) if is_set(value, name)]
-    return [*space.values(), *(object.__getattribute__(value, name) for name in slots)]
+    return {**space, **{name: object.__getattribute__(value, name) for name in slots}}

@@ -16,6 +16,7 @@ from sidefx_train.compile.capture.shadows.deferred_values import (
     TensorSnapshot,
 )
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
+from sidefx_train.compile.capture.world.native_calls.dunder_reentry import MethodCode
 from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.plain_values import PLAIN_TYPES, base_container, bounds_of, empty_like, make_tuple
 from sidefx_train.compile.common.type_checks import safe_isinstance
@@ -31,11 +32,14 @@ class ArgumentSnapshot:
         world: the world of the capture.
         shown: only the string of the value is used: objects with a ``__str__`` or ``__repr__`` of their own are
             replaced by their current strings.
+        printed: the string of each argument is its ``str``.
     """
 
-    def __init__(self, world: CaptureContext, shown: bool) -> None:
+    def __init__(self, world: CaptureContext, shown: bool, printed: bool = False) -> None:
         self.world = world
         self.shown = shown
+        self.printed = printed
+        self._depth = 0
         self._copies: dict[int, Any] = {}
         self._keep: list[Any] = []
 
@@ -68,6 +72,14 @@ class ArgumentSnapshot:
             return self._copies[id(value)]
         if self.shown and _has_own_text(cls):
             return self._text(value)
+        self._depth += 1
+        try:
+            return self._container(value)
+        finally:
+            self._depth -= 1
+
+    def _container(self, value: Any) -> Any:
+        cls = type(value)
         if safe_isinstance(value, tuple):
             return self._remember(value, make_tuple(cls, map(self.value, value)))
         if cls is slice:
@@ -91,9 +103,15 @@ class ArgumentSnapshot:
         return copy
 
     def _text(self, value: Any) -> Any:
-        interp = self.world.interp
-        as_str, as_repr = interp.call(str, (value,), {}), interp.call(repr, (value,), {})
-        return DeferredValue(Shown, (as_str, as_repr))
+        interp, cls = self.world.interp, type(value)
+        one = self.printed or getattr(cls, "__str__", None) is object.__str__
+        if not one and not MethodCode(cls, ("__str__", "__repr__")).only_looks:
+            what = f"prints or logs a {cls.__qualname__}, whose __str__ or __repr__ does more than read it"
+            self.world.heap.refuse("SFX103", what)
+        if one:
+            text = interp.call(str if self._depth == 0 else repr, (value,), {})
+            return DeferredValue(Shown, (text, text))
+        return DeferredValue(Shown, (interp.call(str, (value,), {}), interp.call(repr, (value,), {})))
 
 
 def deferred_string(

@@ -31,7 +31,7 @@ class Deferral:
     def defer(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Defers a call until after the graph, with a snapshot of its arguments."""
         shown = trace_rules.shows_text(fn)
-        snapshots = ArgumentSnapshot(self.world, shown)
+        snapshots = ArgumentSnapshot(self.world, shown, printed=fn is print)
         caller = self.interp.current_frame
         place = Place(caller) if caller is not None and trace_rules.looks_at_callers(fn) else None
         call = DeferredCall(

@@ -234,15 +234,23 @@ def concrete_within(value: Any, kinds: tuple[type, ...] = compat.SYMBOLS) -> Any
     return concrete(value) if type(value) in kinds else value
 
 
-def settle(obj: Any) -> None:
-    """Specializes the symbolic numbers among an object's attributes: C code is about to hash the object."""
+def settle(obj: Any, names: frozenset[str] | None = None) -> None:
+    """Specializes the symbolic numbers among an object's attributes: C code is about to hash the object.
+
+    Args:
+        obj: the object.
+        names: the attributes that are read, ``None`` for all.
+    """
     try:
         space = object.__getattribute__(obj, "__dict__")
     except AttributeError:
         space = {}
     for name, value in list(space.items()):
-        space[name] = concrete(value)
+        if (names is None or name in names) and concrete(value) is not value:
+            space[name] = concrete(value)
     for name in slot_names(type(obj)):
+        if names is not None and name not in names:
+            continue
         try:
             value = object.__getattribute__(obj, name)
         except AttributeError:

@@ -5,16 +5,18 @@ the interpreter. During such a call, shadows and objects created in the step get
 special methods re-enter the interpreter (:class:`Reentry`).
 
 The shadow table's own bookkeeping also hashes keys of outside dicts and sets, shadows and real objects, any number of
-times. This is correct only if ``__hash__`` and ``__eq__`` merely read their operands (:func:`only_looks`); others are
+times. This is correct only if ``__hash__`` and ``__eq__`` merely read their operands (:class:`MethodCode`); others are
 refused.
 """
 
 from __future__ import annotations
 
 import builtins
+import collections
 import contextlib
 import dis
 import enum
+import functools
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -22,10 +24,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sidefx_train.compile.capture.interpreter.bytecode_versions import ATTRIBUTE_MAY_BE_METHOD
 from sidefx_train.compile.capture.interpreter.object_model.attributes import is_static
+from sidefx_train.compile.capture.shadows.containers.traversal import VIEWS, held_by
 from sidefx_train.compile.common.library_modules import is_library
-from sidefx_train.compile.common.plain_values import PLAIN_TYPES
-from sidefx_train.compile.common.sentinels import NATIVE_CODE
+from sidefx_train.compile.common.plain_values import PLAIN_TYPES, is_plain
+from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE
 from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
 
 if TYPE_CHECKING:
@@ -44,6 +48,13 @@ _KEPT = frozenset(
 _TELLS_CLASS = frozenset({"__reduce_ex__", "__reduce__", "__getstate__"})
 """Methods of ``object`` that reveal an instance's class, for copying and pickling."""
 _LEFT_ALONE = (torch.nn.Module, torch.Tensor, torch.optim.Optimizer, enum.Enum, type, BaseException)
+_HOLDS = (
+    list, tuple, dict, set, frozenset, collections.deque, BaseException, types.SimpleNamespace, types.MappingProxyType,
+    functools.partial, slice, *VIEWS,
+)  # fmt: skip
+"""Classes whose C code reads what their instances hold, also in subclasses."""
+_CONVERTED = (int, float, complex, str, bytes, BaseException, enum.Enum)
+"""Classes whose instances pass through a capture, or keep their class in C code."""
 _COPYING = ("__reduce__", "__reduce_ex__", "__getstate__", "__getnewargs__", "__getnewargs_ex__")
 
 
@@ -69,6 +80,7 @@ class Reentry:
         self.world = world
         self.swapped: list[tuple[Any, type, type]] = []
         self._classes: dict[type, type | None] = {}
+        self._quiet: dict[int, type] = {}
 
     def objects(self, fn: Any, values: Iterable[Any]) -> list[Any]:
         """Returns objects in ``values``, and in plain containers among them, whose methods a call of ``fn`` may run."""
@@ -85,6 +97,16 @@ class Reentry:
             if type(value) not in PLAIN_TYPES:
                 self._collect(value, found, 0)
         return list(found.values())
+
+    def _refuse_unquiet(self, value: Any) -> None:
+        """Refuses to give C code an object that cannot get another class, if its methods do more than read it."""
+        cls = type(value)
+        if is_library(cls.__module__) or not issubclass(cls, _CONVERTED) or id(cls) in self._quiet:
+            return
+        if not MethodCode(cls, CONVERTING).only_looks:
+            what = f"gives C code a {cls.__qualname__}, which it converts by methods written in Python"
+            self.world.heap.refuse("SFX111", what)
+        self._quiet[id(cls)] = cls
 
     @contextlib.contextmanager
     def around(self, objects: list[Any]) -> Iterator[None]:
@@ -135,10 +157,24 @@ class Reentry:
                 for key, item in value.items():
                     self._collect(key, found, depth + 1)
                     self._collect(item, found, depth + 1)
-        elif not is_static(cls) and id(value) not in found and self._class_for(cls) is not None:
-            record = self.world.heap.by_shadow.get(id(value))
-            if record is None or (record.shadow is value and record.real is not value):
-                found[id(value)] = value
+        elif is_static(cls):
+            if depth < 4 and issubclass(cls, _HOLDS):
+                for item in held_by(value):
+                    if type(item) not in PLAIN_TYPES:
+                        self._collect(item, found, depth + 1)
+        elif id(value) not in found:
+            if self._class_for(cls) is not None:
+                record = self.world.heap.by_shadow.get(id(value))
+                if record is None or (record.shadow is value and record.real is not value):
+                    found[id(value)] = value
+                else:
+                    self._refuse_unquiet(value)
+            else:
+                self._refuse_unquiet(value)
+            if depth < 4 and issubclass(cls, _HOLDS):
+                for item in held_by(value):
+                    if type(item) not in PLAIN_TYPES:
+                        self._collect(item, found, depth + 1)
 
     def _class_for(self, cls: type) -> type | None:
         if cls not in self._classes:
@@ -196,54 +232,104 @@ def _adds(cls: type, name: str) -> bool:
     return any(name in vars(base) for base in type.__getattribute__(cls, "__mro__") if not is_static(base))
 
 
-# --- keys of outside containers ------------------------------------------------------------------------------------
+# --- keys of dicts and sets ----------------------------------------------------------------------------------------
 
-_WRITES = ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "STORE_SUBSCR", "DELETE_", "IMPORT_", "MAKE_CELL", "YIELD_")
+_WRITES = ("STORE_ATTR", "STORE_GLOBAL", "STORE_SUBSCR", "DELETE_", "IMPORT_")
 _LOOKING = frozenset(
     {"hash", "isinstance", "len", "tuple", "id", "type", "super", "sorted", "frozenset", "str", "int", "repr", "min",
      "max", "sum", "abs", "all", "any", "zip", "bool", "float", "map", "NotImplemented", "getattr", "hasattr"}
 )  # fmt: skip
 _LOOKS: weakref.WeakKeyDictionary[types.CodeType, bool] = weakref.WeakKeyDictionary()
+"""Whether code only looks, if that does not depend on globals."""
 
 
-def only_looks(cls: type) -> bool:
-    """Returns True if hashing and comparing an instance changes nothing and reads only the operands."""
-    return all(
-        _quiet(method, cls)
-        for method in (getattr(cls, "__hash__", None), getattr(cls, "__eq__", None))
-        if safe_isinstance(method, types.FunctionType)
-    )
+COMPARING = ("__hash__", "__eq__")
+CONVERTING = ("__str__", "__repr__", "__format__", "__float__", "__int__", "__index__", "__complex__", "__trunc__")
+"""Methods by which C code converts an object to a string or a number."""
 
 
-def _quiet(fn: types.FunctionType, cls: type) -> bool:
-    known = _LOOKS.get(fn.__code__)
-    if known is None:
-        _LOOKS[fn.__code__] = True  # for recursion
-        known = _LOOKS[fn.__code__] = _examine(fn, cls)
-    return known
+class MethodCode:
+    """Some methods of a class and the Python code that they call, examined without running them.
 
+    Attributes:
+        only_looks: they change nothing, and read only the operands and :attr:`read_globals`.
+        functions: the methods, and functions and properties that they name.
+        attributes: names of the attributes that they may read.
+        read_globals: (namespace, name) of functions and constants that they name.
+    """
 
-def _examine(fn: types.FunctionType, cls: type) -> bool:
-    code = fn.__code__
-    for instr in dis.get_instructions(code):
-        if instr.opname.startswith(_WRITES):
-            return False
-        if instr.opname == "LOAD_GLOBAL":
-            value = fn.__globals__.get(instr.argval, getattr(builtins, instr.argval, None))
-            if instr.argval not in _LOOKING and not safe_isinstance(value, type):
-                return False
-        elif instr.opname == "LOAD_DEREF" and instr.argval != "__class__":
-            return False
-        elif instr.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            value = getattr(cls, instr.argval, None)
-            if safe_isinstance(value, property):
-                value = value.fget
-            if safe_isinstance(value, types.FunctionType):
-                if not _quiet(value, cls):
-                    return False
-            elif instr.argval in _CHANGING:
-                return False
-    return not any(safe_isinstance(const, types.CodeType) for const in code.co_consts)
+    def __init__(self, cls: type, names: tuple[str, ...], of_program: bool = True) -> None:
+        """Examines the methods of ``cls`` with these names; those of libraries are trusted if ``of_program``."""
+        self.cls = cls
+        self.functions: dict[int, types.FunctionType] = {}
+        self.attributes: set[str] = set()
+        self.read_globals: list[tuple[dict[str, Any], str]] = []
+        self.only_looks = True
+        for name in names:
+            method = getattr(cls, name, None)
+            if safe_isinstance(method, types.FunctionType):
+                trusted = of_program and is_library(method.__globals__.get("__name__") or "")
+                self.only_looks = (self._is_quiet(method) or trusted) and self.only_looks
+        if self._has_own_lookup():
+            self.only_looks = self.only_looks and not self.functions
+
+    def _has_own_lookup(self) -> bool:
+        """Returns True if reading an attribute may run code of the program."""
+        found = (getattr(self.cls, name, None) for name in ("__getattr__", "__getattribute__"))
+        return any(
+            safe_isinstance(each, types.FunctionType) and not is_library(each.__globals__.get("__name__") or "")
+            for each in found
+        )
+
+    def _is_quiet(self, fn: types.FunctionType) -> bool:
+        if id(fn) in self.functions:
+            return True
+        self.functions[id(fn)] = fn
+        before = len(self.read_globals)
+        known = _LOOKS.get(fn.__code__)
+        found = self._examine(fn.__code__, fn, frozenset())
+        if known is None and len(self.read_globals) == before:
+            _LOOKS[fn.__code__] = found
+        return found
+
+    def _examine(self, code: types.CodeType, fn: types.FunctionType, cells: frozenset[str]) -> bool:
+        """Returns True if code only looks; ``cells`` are variables of the functions around it."""
+        cells = cells | frozenset(code.co_cellvars)
+        self.attributes.update(code.co_names)
+        quiet = True
+        for instr in dis.get_instructions(code):
+            if instr.opname.startswith(_WRITES) or (instr.opname.startswith("YIELD_") and code is fn.__code__):
+                quiet = False
+            elif instr.opname == "LOAD_GLOBAL":
+                quiet = self._is_known_global(fn.__globals__, instr.argval) and quiet
+            elif instr.opname in ("LOAD_DEREF", "LOAD_CLASSDEREF", "STORE_DEREF"):
+                quiet = quiet and (instr.argval == "__class__" or instr.argval in cells)
+            elif instr.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+                quiet = self._is_known_attribute(instr) and quiet
+        for const in code.co_consts:
+            if safe_isinstance(const, types.CodeType):
+                quiet = self._examine(const, fn, cells) and quiet
+        return quiet
+
+    def _is_known_global(self, space: dict[str, Any], name: str) -> bool:
+        value = space.get(name, ABSENT)
+        if value is ABSENT:
+            value = getattr(builtins, name, None)
+            return name in _LOOKING or safe_isinstance(value, type)
+        self.read_globals.append((space, name))
+        if safe_isinstance(value, types.FunctionType):
+            return self._is_quiet(value)
+        return safe_isinstance(value, type) or is_plain(value)
+
+    def _is_known_attribute(self, instr: dis.Instruction) -> bool:
+        name = instr.argval
+        value = getattr(self.cls, name, None)
+        if safe_isinstance(value, property):
+            value = value.fget
+        if safe_isinstance(value, types.FunctionType):
+            return self._is_quiet(value)
+        called = instr.opname == "LOAD_METHOD" or (ATTRIBUTE_MAY_BE_METHOD and bool((instr.arg or 0) & 1))
+        return name not in _CHANGING and (not called or name in _READING)
 
 
 _CHANGING = (
@@ -251,3 +337,9 @@ _CHANGING = (
     - frozenset(vars(bytes))
     - frozenset({"get", "items", "keys", "values", "copy", "count", "index", "union", "intersection", "difference"})
 )
+_READING = frozenset(
+    name
+    for kind in (str, bytes, int, float, complex, tuple, list, dict, set, frozenset, object, torch.Size, torch.dtype)
+    for name in (*vars(kind), *vars(object))
+)
+"""Methods of Python's own values. Those that change a value are excluded by name."""

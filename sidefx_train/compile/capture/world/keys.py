@@ -56,7 +56,7 @@ class Keys:
             return
         if issubclass(cls, weakref.ReferenceType):
             self.hashed(key(), seen)
-        if not compares_in_python(cls) or issubclass(cls, torch.Tensor):
+        if cls.__hash__ is None or not compares_in_python(cls) or issubclass(cls, torch.Tensor):
             return
         comparison = self._comparison(cls, of_program=True)
         self.world.touch(key, asked="hash")
@@ -67,8 +67,19 @@ class Keys:
             if name in comparison.attributes:
                 self.hashed(value, (*seen, key))
 
+    def hashes_quietly(self, key: Any) -> bool:
+        """Returns True if the key may be hashed and compared once more, after the step: nobody sees that."""
+        cls = type(key)
+        if issubclass(cls, tuple):
+            return all(map(self.hashes_quietly, tuple.__iter__(key)))
+        if cls in PLAIN_TYPES or not compares_in_python(cls) or issubclass(cls, torch.Tensor):
+            return True
+        return MethodCode(cls, COMPARING).only_looks
+
     def _comparison(self, cls: type, of_program: bool) -> MethodCode:
         """Examines the methods by which C code is about to hash and compare instances of a class, and guards them.
+
+        Those of a key of the step may change lists and dicts that it refers to, shadows too, unless it leaves the step.
 
         Raises:
             Unsupported: one does more than read its operands.
@@ -77,7 +88,7 @@ class Keys:
         if found is not None:
             return found
         found = MethodCode(cls, COMPARING, of_program)
-        if not found.only_looks:
+        if not (found.only_looks or (of_program and found.stays_inside)):
             reason = f"uses a {cls.__qualname__} as a key, whose __hash__ or __eq__ does more than read it"
             self.heap.refuse("SFX111", reason)
         if id(cls) not in self.world.new_classes:

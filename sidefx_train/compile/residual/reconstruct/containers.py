@@ -6,6 +6,7 @@ import functools
 import gc
 import types
 from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ def new_set(rebuilder: Reconstruction, value: Any) -> str:
     """Returns a set, filled in the order that gives it the order of the step's."""
     cls, table = type(value), 0
     members = tuple(value)
+    _check_keys(rebuilder, members)
     if all(map(is_plain, members)):
         found = insertion(value)
         if found is None:
@@ -60,6 +62,14 @@ def new_set(rebuilder: Reconstruction, value: Any) -> str:
     name = rebuilder.remember(value, f"{maker}({rebuilder.constant(cls)}, {made})")
     rebuilder.fill(functools.partial(fill_attributes, rebuilder, name, value))
     return name
+
+
+def _check_keys(rebuilder: Reconstruction, keys: Iterable[Any]) -> None:
+    """Refuses to fill a dict or set with keys whose methods have effects: the step has filled it once."""
+    for key in keys:
+        if not rebuilder.world.keys.hashes_quietly(key):
+            what = f"a {type(key).__qualname__} as a key, whose __hash__ or __eq__ changes something"
+            rebuilder.refuse("SFX111", f"cannot rebuild a container with {what}")
 
 
 def new_container(rebuilder: Reconstruction, value: Any) -> str:
@@ -90,6 +100,7 @@ def _fill_container(rebuilder: Reconstruction, name: str, value: Any) -> None:
     if safe_isinstance(value, dict):
         setter = name if cls in (dict, OrderedDict, defaultdict) else None
         held: Any = base_container(cls)
+        _check_keys(rebuilder, dict.keys(value))
         for key, item in held.items(value):
             key_code, item_code = rebuilder.expression(key), rebuilder.expression(item)
             if setter:
@@ -99,6 +110,8 @@ def _fill_container(rebuilder: Reconstruction, name: str, value: Any) -> None:
                 rebuilder.write(f"{rebuilder.constant(base.__setitem__, 'set_item')}({name}, {key_code}, {item_code})")
     else:
         kind: Any = next(each for each in (list, deque, set) if safe_isinstance(value, each))
+        if kind is set:
+            _check_keys(rebuilder, set.__iter__(value))
         items = ", ".join(rebuilder.expression(item) for item in kind.__iter__(value))
         adder = rebuilder.constant(kind.update if kind is set else kind.extend, "extend")
         if items:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
+import json.scanner
 import operator
 import string
 import types
@@ -22,6 +23,7 @@ from sidefx_train.compile.capture.interpreter.object_model.attributes import (
     is_static,
     special,
 )
+from sidefx_train.compile.capture.interpreter.object_model.function_calls import runs_python
 from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE
 from sidefx_train.compile.common.type_checks import safe_isinstance
 
@@ -31,9 +33,16 @@ if TYPE_CHECKING:
 
 @register(iter)
 def _iter(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not kwargs and len(args) == 2:
+        return interp.native(iter, (_for_call(interp, args[0], _compared), _compared(interp, args[1])), kwargs)
     if kwargs or len(args) != 1:
         return interp.native(iter, args, kwargs)
     return iteration.get_iter(interp, args[0])
+
+
+def _compared(interp: InterpreterAPI, value: Any) -> Any:
+    """Prepares a value for C code that compares it."""
+    return value if is_static(interp.type_of(value)) else interp.world.as_key(value)
 
 
 @register(next)
@@ -79,16 +88,23 @@ def _iterables_first(fn: Any, count: int | None = None, callables: int = 0) -> N
     register(fn)(substitute)
 
 
-def _for_call(interp: InterpreterAPI, fn: Any) -> Any:
+def _for_call(
+    interp: InterpreterAPI, fn: Any, prepare: Callable[[InterpreterAPI, Any], Any] = lambda interp, value: value
+) -> Any:
     """Wraps a callable that C code will call so that it re-enters the interpreter, also if it is a C function.
 
     C code passes items that the step has not read: a function that reads them must go through the world.
+
+    Args:
+        interp: the interpreter.
+        fn: the callable.
+        prepare: makes what C code gets of the result.
     """
     if fn is None:
         return fn
 
     def reenter(*args: Any, **kwargs: Any) -> Any:
-        return interp.call(fn, args, kwargs)
+        return prepare(interp, interp.call(fn, args, kwargs))
 
     NATIVE_CODE.add(id(reenter.__code__))
     return interp.world.callback(fn, reenter)
@@ -138,6 +154,21 @@ def _predicated(fn: Any) -> None:
 
 for _fn in _PREDICATED:
     _predicated(_fn)
+
+
+_MAKE_SCANNER: Any = json.scanner.make_scanner
+"""The class in C whose instances parse JSON."""
+
+
+@register(_MAKE_SCANNER)
+def _json_scanner(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if kwargs or len(args) != 1:
+        return interp.native(_MAKE_SCANNER, args, kwargs)
+    context = types.SimpleNamespace(strict=interp.getattr(args[0], "strict"))
+    for name in ("object_hook", "object_pairs_hook", "parse_float", "parse_int", "parse_constant"):
+        fn = interp.getattr(args[0], name)
+        setattr(context, name, _for_call(interp, fn) if runs_python(fn) else fn)
+    return interp.native(_MAKE_SCANNER, (context,), {})
 
 
 @register(itertools.compress)

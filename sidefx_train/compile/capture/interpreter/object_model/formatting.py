@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.interpreter.object_model.attributes import call_special, is_static, special
-from sidefx_train.compile.common.plain_values import PLAIN_TYPES
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
 
@@ -13,6 +12,7 @@ if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
 
 
+_EXACT = frozenset({int, float, bool, complex, str, bytes, type(None)})
 _ROOT_STR = object.__str__
 _FORMATS = tuple(kind.__format__ for kind in (object, int, float, complex, str))
 
@@ -58,7 +58,7 @@ def to_ascii(interp: InterpreterAPI, value: Any) -> Any:
 def to_format(interp: InterpreterAPI, value: Any, spec: Any) -> Any:
     """``format(value, spec)``."""
     kind = type(value)
-    if kind in PLAIN_TYPES and type(spec) is str:
+    if kind in _EXACT and type(spec) is str:
         return format(value, spec)
     answer = interp.world.override_operator("format", (value, spec))
     if answer is not ABSENT:

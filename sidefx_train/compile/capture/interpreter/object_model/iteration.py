@@ -44,6 +44,12 @@ class SequenceIterator:
         self.index += 1
         return item
 
+    def __length_hint__(self) -> Any:
+        if self.index < 0:
+            return 0
+        size = length_hint(self.interp, self.obj)
+        return max(size - self.index, 0) if safe_isinstance(size, int) else NotImplemented
+
     def __reduce__(self) -> Any:
         if self.index < 0:
             return iter, ((),)
@@ -212,12 +218,13 @@ def for_c_code(interp: InterpreterAPI, obj: Any) -> Any:
     """Returns ``obj``, or an iterator for C code if iterating ``obj`` runs Python code."""
     if type(obj) in _OWN_ITERATORS or is_static(type(obj)):
         return obj
-    if special(interp, obj, "__iter__") is not ABSENT:
-        return PythonIterable(interp, obj)
+    own = any(special(interp, obj, name) is not ABSENT for name in ("__iter__", "__len__", "__length_hint__"))
     lacks_iter = interp.world.class_attr(interp.type_of(obj), "__iter__") is ABSENT
     if lacks_iter and special(interp, obj, "__getitem__") is not ABSENT:
-        return SequenceIterator(interp, obj)
-    return obj
+        own = True
+    elif lacks_iter:
+        return obj  # C code raises
+    return PythonIterable(interp, obj) if own else obj
 
 
 def length_hint(interp: InterpreterAPI, obj: Any) -> Any:

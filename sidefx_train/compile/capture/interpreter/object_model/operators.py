@@ -20,7 +20,7 @@ from sidefx_train.compile.capture.interpreter.object_model.attributes import (
     is_subtype,
     special,
 )
-from sidefx_train.compile.capture.interpreter.object_model.iteration import for_c_code, get_iter, step, to_list
+from sidefx_train.compile.capture.interpreter.object_model.iteration import for_c_code, get_iter, step
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
 
@@ -88,8 +88,10 @@ def _two_sided(interp: InterpreterAPI, name: str, plain: str, left: Any, right: 
     dunder, reflected = _DUNDERS[plain], _REFLECTED[plain]
     forward, backward = special(interp, left, dunder), special(interp, right, reflected)
     if forward is ABSENT and backward is ABSENT:
-        if name == "iadd" and safe_isinstance(left, list) and special(interp, right, "__iter__") is not ABSENT:
-            right = to_list(interp, right, hinted=True)
+        if plain != name and safe_isinstance(left, (list, dict, deque)):
+            own = interp.world.class_attr(interp.type_of(left), _DUNDERS[name])
+            if own is not ABSENT:
+                return interp.call(own, (left, right), {})
         return interp.world.native_call(FUNCTIONS[name], (left, right), {})
     kind, other = interp.type_of(left), interp.type_of(right)
     tried_right = kind is other

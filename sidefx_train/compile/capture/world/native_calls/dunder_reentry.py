@@ -18,7 +18,6 @@ import dis
 import enum
 import functools
 import types
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,7 @@ import torch
 from sidefx_train.compile.capture.interpreter.bytecode_versions import ATTRIBUTE_MAY_BE_METHOD
 from sidefx_train.compile.capture.interpreter.object_model.attributes import is_static
 from sidefx_train.compile.capture.shadows.containers.traversal import VIEWS, held_by
-from sidefx_train.compile.common.library_modules import is_library
+from sidefx_train.compile.common.library_modules import is_library, is_standard
 from sidefx_train.compile.common.plain_values import PLAIN_TYPES, is_plain
 from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE
 from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
@@ -122,6 +121,10 @@ class Reentry:
                 try:
                     _set_class(value, substitute)
                 except TypeError:  # another memory layout
+                    special = tuple(name for name in vars(substitute) if name.startswith("__"))
+                    if not MethodCode(cls, special).only_looks:
+                        what = f"gives C code a {cls.__qualname__}, whose methods written in Python it may call"
+                        self.world.heap.refuse("SFX111", what)
                     continue
                 added.append((value, cls, substitute))
             self.swapped += added
@@ -201,13 +204,13 @@ class Reentry:
                     space[name] = None
         if not special:
             return None
-        base = next(base for base in type.__getattribute__(cls, "__mro__") if is_static(base))
+        base = _base_of_layout(cls)
         space["__getattribute__"] = self._attribute()
         space["__module__"], space["__qualname__"] = cls.__module__, cls.__qualname__
         if not _adds(cls, "__dict__"):
             space["__slots__"] = ()
         try:
-            return type(cls.__name__, (base,), space)
+            return type(base)(cls.__name__, (base,), space)
         except TypeError:
             return None
 
@@ -228,6 +231,20 @@ class Reentry:
         return attribute
 
 
+def _base_of_layout(cls: type) -> type:
+    """Returns a class whose subclass with a ``__dict__`` has the memory layout of ``cls``, and no code of the program.
+
+    An abstract base class of a library may lie between ``object`` and the class that adds the ``__dict__``.
+    """
+    added: type | None = cls
+    while added is not None and "__dict__" not in vars(added):
+        added = added.__base__
+    below = None if added is None else added.__base__
+    if below is not None and is_standard(below.__module__):
+        return below
+    return next(base for base in type.__getattribute__(cls, "__mro__") if is_static(base))
+
+
 def _adds(cls: type, name: str) -> bool:
     return any(name in vars(base) for base in type.__getattribute__(cls, "__mro__") if not is_static(base))
 
@@ -239,8 +256,6 @@ _LOOKING = frozenset(
     {"hash", "isinstance", "len", "tuple", "id", "type", "super", "sorted", "frozenset", "str", "int", "repr", "min",
      "max", "sum", "abs", "all", "any", "zip", "bool", "float", "map", "NotImplemented", "getattr", "hasattr"}
 )  # fmt: skip
-_LOOKS: weakref.WeakKeyDictionary[types.CodeType, bool] = weakref.WeakKeyDictionary()
-"""Whether code only looks, if that does not depend on globals."""
 
 
 COMPARING = ("__hash__", "__eq__")
@@ -253,6 +268,7 @@ class MethodCode:
 
     Attributes:
         only_looks: they change nothing, and read only the operands and :attr:`read_globals`.
+        stays_inside: the same, except that they may change containers that attributes of the operands refer to.
         functions: the methods, and functions and properties that they name.
         attributes: names of the attributes that they may read.
         read_globals: (namespace, name) of functions and constants that they name.
@@ -264,14 +280,17 @@ class MethodCode:
         self.functions: dict[int, types.FunctionType] = {}
         self.attributes: set[str] = set()
         self.read_globals: list[tuple[dict[str, Any], str]] = []
-        self.only_looks = True
+        self._changes = False
+        self.only_looks = self.stays_inside = True
         for name in names:
             method = getattr(cls, name, None)
-            if safe_isinstance(method, types.FunctionType):
-                trusted = of_program and is_library(method.__globals__.get("__name__") or "")
-                self.only_looks = (self._is_quiet(method) or trusted) and self.only_looks
-        if self._has_own_lookup():
-            self.only_looks = self.only_looks and not self.functions
+            if not safe_isinstance(method, types.FunctionType):
+                continue
+            self._changes = False
+            stays = self._is_quiet(method) and not self._has_own_lookup()
+            if not (of_program and is_library(method.__globals__.get("__name__") or "")):
+                self.stays_inside = self.stays_inside and stays
+                self.only_looks = self.only_looks and stays and not self._changes
 
     def _has_own_lookup(self) -> bool:
         """Returns True if reading an attribute may run code of the program."""
@@ -285,11 +304,7 @@ class MethodCode:
         if id(fn) in self.functions:
             return True
         self.functions[id(fn)] = fn
-        before = len(self.read_globals)
-        known = _LOOKS.get(fn.__code__)
         found = self._examine(fn.__code__, fn, frozenset())
-        if known is None and len(self.read_globals) == before:
-            _LOOKS[fn.__code__] = found
         return found
 
     def _examine(self, code: types.CodeType, fn: types.FunctionType, cells: frozenset[str]) -> bool:
@@ -329,7 +344,10 @@ class MethodCode:
         if safe_isinstance(value, types.FunctionType):
             return self._is_quiet(value)
         called = instr.opname == "LOAD_METHOD" or (ATTRIBUTE_MAY_BE_METHOD and bool((instr.arg or 0) & 1))
-        return name not in _CHANGING and (not called or name in _READING)
+        if name in _CHANGING:
+            self._changes = True
+            return True
+        return not called or name in _READING
 
 
 _CHANGING = (

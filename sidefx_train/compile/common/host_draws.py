@@ -1,7 +1,8 @@
 """Random numbers that the prologue of a step reads: it draws them before its guards are tested and its graph runs.
 
 A step may decide on such a number, or pass it to the graph. Numbers of Python's and NumPy's generators are drawn for
-good; if a guard fails, the generators get back the states they had. A number that torch draws on the CPU is foretold:
+good; if a guard fails, the generators get back the states they had. So are changes of their states (``seed``,
+``setstate``), and generators that the step creates are created then. A number that torch draws on the CPU is foretold:
 the draws of the graph up to that number are made once more and forgotten, and the graph makes them as in eager. If the
 backend has random numbers of its own, the number is drawn for good as well.
 """
@@ -17,16 +18,54 @@ import torch
 
 _Replay = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
+_LARGEST = 2**62
+"""Bound of numbers that are inputs of a graph."""
 
-class Draw(NamedTuple):
-    """One draw of a generator of Python's or NumPy's.
+
+class Drawn(NamedTuple):
+    """An earlier result, as an argument of a draw.
 
     Attributes:
-        position: place of the number, or array, among the values.
-        function: the unbound method.
-        generator: the object it is called on; ``None`` for what is computed from an earlier array.
-        args: plain values.
-        kwargs: plain values.
+        position: its place among the values.
+    """
+
+    position: int
+
+
+class Fetched(NamedTuple):
+    """An outside object, as an argument of a draw, or the generator itself.
+
+    Attributes:
+        source: where it is found at each call.
+        kind: its exact type.
+    """
+
+    source: Any
+    kind: type
+
+
+class Computed(NamedTuple):
+    """A number that depends on outside values, as an argument of a draw.
+
+    Attributes:
+        program: computes it from values found at each call.
+        kind: its exact type.
+    """
+
+    program: Any
+    kind: type
+
+
+class Draw(NamedTuple):
+    """One draw of a generator of Python's or NumPy's, a change of its state, or the creation of one.
+
+    Attributes:
+        position: place of the result among the values.
+        function: the unbound method, or the function.
+        generator: the object it is called on: itself, :class:`Fetched` or :class:`Drawn`; ``None`` for a function.
+        args: plain values, and what stands for others; tuples and lists of these.
+        kwargs: the same, by name.
+        kind: exact type of the result, if the step relies on it.
     """
 
     position: int
@@ -34,9 +73,11 @@ class Draw(NamedTuple):
     generator: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    kind: type | None = None
 
-    def __call__(self) -> Any:
-        return self.function(self.generator, *self.args, **self.kwargs)
+
+class _Changed(Exception):
+    """A value that a draw uses is of another type than at the capture."""
 
 
 class EmptyTensor(NamedTuple):
@@ -115,6 +156,20 @@ def is_generator(value: Any) -> bool:
     return type(value) in _STATES
 
 
+def is_plain_generator(value: Any) -> bool:
+    """Returns True for a generator without attributes of the program, which could be other methods."""
+    return is_generator(value) and (type(value) is not random.Random or vars(value).keys() == {"gauss_next"})
+
+
+def is_state(value: tuple[Any, ...]) -> bool:
+    """Returns True for what ``random.getstate`` returns, which only ``random.setstate`` reads."""
+    return len(value) == 3 and type(value[1]) is tuple and len(value[1]) == _WORDS and type(value[0]) is int
+
+
+_WORDS = 625
+"""Length of the state of Python's generators."""
+
+
 def is_global(generator: Any) -> bool:
     """Returns True for the generators behind the functions of the modules ``random`` and ``numpy.random``."""
     return any(generator is each for each in _GLOBAL)
@@ -125,11 +180,88 @@ def copy_of(generator: Any) -> Any:
     return _STATES[type(generator)].copy(generator)
 
 
+_LITERALS = frozenset({int, float, bool, str, bytes, type(None)})
+
+
+def _is_input(value: Any) -> bool:
+    """Returns False for a number that no graph takes."""
+    return not isinstance(value, (int, float)) or -_LARGEST < value < _LARGEST
+
+
 def _same(a: Any, b: Any) -> bool:
     """Returns True for equal states, in which NumPy has arrays."""
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
     return bool(np.array_equal(a, b)) if isinstance(a, np.ndarray) else bool(a == b)
+
+
+class _Run:
+    """One run of the draws of an entry.
+
+    Args:
+        values: gets the results.
+        copies: generators to draw from in place of those outside, by id; ``None`` to draw from these.
+        call: positional and keyword arguments of the step.
+        found: outside values in the order in which the draws use them; the run on copies takes them from there.
+
+    Attributes:
+        touched: outside generators with their states before their first draw.
+    """
+
+    def __init__(self, values: list[Any], copies: dict[int, Any] | None, call: Any, found: list[Any]) -> None:
+        self.values, self.copies, self.call, self.found = values, copies, call, found
+        self.touched: dict[int, tuple[Any, _State, Any]] = {}
+        self._taken = 0
+
+    def make(self, draw: Draw) -> None:
+        """Makes one draw."""
+        args = self._each(draw.args)
+        kwargs = {name: self._value(value) for name, value in draw.kwargs.items()}
+        if draw.generator is not None:
+            args = [self._generator(draw.generator), *args]
+        result = draw.function(*args, **kwargs)
+        if draw.kind is not None and (type(result) is not draw.kind or not _is_input(result)):
+            raise _Changed
+        self.values[draw.position] = result
+
+    def _each(self, values: tuple[Any, ...]) -> list[Any]:
+        return [value if type(value) in _LITERALS else self._value(value) for value in values]
+
+    def _value(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is Drawn:
+            return self.values[value.position]
+        if kind is Fetched or kind is Computed:
+            return self._outside(value)
+        return kind(map(self._value, value)) if kind is tuple or kind is list else value
+
+    def _outside(self, wanted: Fetched | Computed) -> Any:
+        if self.copies is not None:
+            self._taken += 1
+            found = self.found[self._taken - 1]
+            return self.copies.get(id(found), found)
+        if isinstance(wanted, Fetched):
+            value = wanted.source.fetch(*self.call)
+        else:
+            operands = [source.fetch(*self.call) for source in wanted.program.operands]
+            value = next(iter(wanted.program(*operands)), None)
+        if type(value) is not wanted.kind:
+            raise _Changed
+        self.found.append(value)
+        return value
+
+    def _generator(self, wanted: Any) -> Any:
+        if type(wanted) is Drawn:
+            return self.values[wanted.position]
+        generator = self._outside(wanted) if type(wanted) is Fetched else wanted
+        if self.copies is not None:
+            return self.copies.get(id(generator), generator)
+        if id(generator) not in self.touched:
+            if not is_plain_generator(generator):
+                raise _Changed
+            state = _STATES[type(generator)]
+            self.touched[id(generator)] = generator, state, state.read(generator)
+        return generator
 
 
 class HostDraws:
@@ -147,10 +279,10 @@ class HostDraws:
     ) -> None:
         self.values = values
         self._draws, self._of_torch, self._foretells = draws, of_torch, foretells
-        distinct = {id(each.generator): each.generator for each in draws if each.generator is not None}
-        self._generators = [(generator, _STATES[type(generator)]) for generator in distinct.values()]
-        self._before: list[Any] = []
-
+        paths = {each.generator.source: each.generator for each in draws if type(each.generator) is Fetched}
+        self._fetched = tuple(paths.values())
+        self._held = {id(each.generator) for each in draws if type(each.generator) not in (Fetched, Drawn)}
+        self._run: _Run | None = None
         self._torch_before: torch.Tensor | None = None
 
     def __bool__(self) -> bool:
@@ -160,11 +292,27 @@ class HostDraws:
         """Returns True if ``source`` leads to the drawn numbers."""
         return source is not None and source.key is self.values
 
-    def draw(self) -> None:
-        """Draws the numbers."""
-        self._before = [state.read(generator) for generator, state in self._generators]
-        for draw in self._draws:
-            self.values[draw.position] = draw()
+    def draw(self, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> bool:
+        """Draws the numbers.
+
+        Args:
+            args: positional arguments of the step.
+            kwargs: its keyword arguments.
+
+        Returns:
+            False if a value that the draws use is not as the capture saw it: nothing is drawn.
+        """
+        run = self._run = _Run(self.values, None, (args, kwargs or {}), [])
+        try:
+            if self._fetched:
+                self._tell_apart(run)
+            for draw in self._draws:
+                run.make(draw)
+        except Exception:  # a path that leads nowhere, or a number that the method rejects: captured again, it raises
+            for generator, state, before in run.touched.values():
+                state.write(generator, before)
+            self._run = None
+            return False
         if self._of_torch:
             self._torch_before = torch.default_generator.get_state()
             for each in self._of_torch:
@@ -173,26 +321,36 @@ class HostDraws:
                     self.values[each.position] = number.item()
             if self._foretells:
                 torch.default_generator.set_state(self._torch_before)
+        return True
+
+    def _tell_apart(self, run: _Run) -> None:
+        """Raises if generators that differed at the capture are one object."""
+        found = [id(each.source.fetch(*run.call)) for each in self._fetched]
+        if len({*found}) < len(found) or not self._held.isdisjoint(found):
+            raise _Changed
 
     def take_back(self) -> None:
         """Sets the generators to the states before the latest :meth:`draw`; the values stay, for messages.
 
         A generator from which another thread has drawn since is left: its numbers must not be drawn twice.
         """
-        for (generator, state), before in zip(self._generators, self._before, strict=True):
-            if self._is_as_left(generator, state, before):
-                state.write(generator, before)
+        run, self._run = self._run, None
+        if run is not None and run.touched:
+            copies = {ident: state.copy(generator) for ident, (generator, state, _) in run.touched.items()}
+            again = _Run(list(self.values), copies, run.call, run.found)
+            for ident, (_, state, before) in run.touched.items():
+                state.write(copies[ident], before)
+            for draw in self._draws:
+                again.make(draw)
+            for ident, (generator, state, before) in run.touched.items():
+                if _same(state.read(copies[ident]), state.read(generator)):
+                    state.write(generator, before)
         if self._torch_before is not None:
             torch.default_generator.set_state(self._torch_before)
 
-    def _is_as_left(self, generator: Any, state: _State, before: Any) -> bool:
-        """Returns True if a generator is in the state that the draws from ``before`` led to."""
-        copy = state.copy(generator)
-        state.write(copy, before)
-        for draw in self._draws:
-            if draw.generator is generator:
-                draw.function(copy, *draw.args, **draw.kwargs)
-        return _same(state.read(copy), state.read(generator))
+    def forget(self) -> None:
+        """Lets go of what the latest draws used."""
+        self._run = self._torch_before = None
 
     def before(self, replay: _Replay, miss: Any, keep: bool = True) -> _Replay:
         """Returns ``replay`` behind the draws, which are taken back if it returns ``miss``, or always without
@@ -201,11 +359,15 @@ class HostDraws:
             return replay
 
         def drawing(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            self.draw()
-            result = replay(args, kwargs)
-            if result is miss or not keep:
-                self.take_back()
-            return result
+            if not self.draw(args, kwargs):
+                return miss
+            try:
+                result = replay(args, kwargs)
+                if result is miss or not keep:
+                    self.take_back()
+                return result
+            finally:
+                self.forget()
 
         return drawing
 

@@ -69,6 +69,25 @@ class HostProgram:
             return []  # the values are not as the capture saw them: a guard says so
 
 
+class ArrayCall:
+    """A call of a pure function of NumPy on arrays, which raises what NumPy would warn of.
+
+    Args:
+        function: such as ``np.clip``, ``operator.mul``.
+    """
+
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with np.errstate(divide="raise", over="raise", invalid="raise"):
+            if np.geterr()["under"] != "ignore":
+                np.seterr(under="raise")
+            return self._function(*args, **kwargs)
+
+
 class NumberCall:
     """A call of a pure function of C code on numbers, which returns numbers.
 

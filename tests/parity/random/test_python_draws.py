@@ -295,13 +295,20 @@ ARRAYS = {
     "columns": lambda x: x[:, np.random.randint(0, 4, (3,))],
     "sample": lambda x: x[random.sample(range(3), 2)],
     "sample_of_columns": lambda x: x[:, OWN.sample(range(4), 2)] + random.sample(range(5), 3)[0],
+    "summed": lambda x: x + float(np.random.randn(3).sum()),
+    "multiplied": lambda x: x + torch.from_numpy(np.multiply(np.random.randn(4), 2, dtype=np.float32)),
+    "mask": lambda x: x * torch.from_numpy(np.random.rand(4) < 0.5),
+    "chosen": lambda x: x + torch.from_numpy(np.where(NUMPY.random(4) > 0.5, np.random.rand(4), 0.0)),
+    "clipped": lambda x: x * torch.from_numpy(np.clip(np.random.randn(4), -0.5, 0.5).astype(np.float32)),
+    "listed": lambda x: x + torch.tensor([noise := np.random.rand(4), noise * 2, 1 - noise]),
+    "items": lambda x: x * sum(float(value) for value in np.random.rand(3)) + np.random.rand(3)[1],
+    "weighted": lambda x: x[:, np.random.choice(4, 2, p=np.array([0.1, 0.2, 0.3, 0.4]))],
+    "in_place": lambda x: x + torch.from_numpy(np.random.rand(12).reshape(3, 4)).mul_(2),
     "index_select": lambda x: x.index_select(0, torch.tensor(random.sample(range(3), 2))),
 }
 READ = {
-    "summed": lambda x: x + float(np.random.randn(3).sum()),
-    "written": lambda x: x + torch.from_numpy(np.multiply(np.random.randn(4), 2, dtype=np.float32)),
     "tables": lambda x: x[np.random.randint(0, 3, (2, 2))],
-    "decides": lambda x: x * 2 if np.random.randn(2)[0] > 0 else x,
+    "filled": lambda x: x + torch.from_numpy(np.put(noise := np.random.randn(4), [0], 1.0) or noise).float(),
 }
 
 

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
-from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
@@ -32,10 +30,31 @@ _OF_PYTHON = (
     random.Random.randint,
     random.Random.randrange,
     random.Random.random,
+    random.Random.getrandbits,
+    random.Random.seed,
+    random.Random.getstate,
+    random.Random.setstate,
 )
-_OF_NUMPY = ("random", "uniform", "normal", "standard_normal", "beta", "gamma", "standard_gamma", "exponential")
-_OF_LEGACY_NUMPY = ("rand", "randn", "random_sample", "randint", "permutation", "choice")
-_OF_NEW_NUMPY = ("integers", "permutation", "choice")
+_OF_NUMPY = (
+    ("random", "uniform", "normal", "standard_normal", "beta", "gamma", "standard_gamma", "exponential", "binomial")
+    + ("chisquare", "dirichlet", "f", "geometric", "gumbel", "hypergeometric", "laplace", "logistic", "lognormal")
+    + ("logseries", "multinomial", "negative_binomial", "noncentral_chisquare", "noncentral_f", "pareto", "poisson")
+    + ("power", "rayleigh", "standard_cauchy", "standard_exponential", "standard_t", "triangular", "vonmises", "wald")
+    + ("weibull", "zipf", "permutation", "choice")
+)
+_OF_LEGACY_NUMPY = ("rand", "randn", "random_sample", "randint", "seed", "get_state", "set_state")
+_OF_NEW_NUMPY = ("integers", "permuted")
+_CREATED = (
+    random.Random,
+    np.random.RandomState,
+    np.random.default_rng,
+    np.random.Generator,
+    np.random.PCG64,
+    np.random.PCG64DXSM,
+    np.random.MT19937,
+    np.random.Philox,
+    np.random.SFC64,
+)
 
 
 def _draw(function: Callable[..., Any], world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -49,6 +68,43 @@ for _function in (*_OF_PYTHON, *(vars(cls)[name] for cls, name in _METHODS)):
     registry.intercept(_function)(functools.partial(_draw, _function))
 
 
+def _create(function: Callable[..., Any], world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return ABSENT if world.branching else world.random_draws.create(function, args, kwargs)
+
+
+for _function in _CREATED:
+    registry.intercept(_function)(functools.partial(_create, _function))
+
+
+@registry.intercept(np.random.seed)
+def _seed(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Seeds the generator behind the functions of ``numpy.random``, as that function does."""
+    return _draw(np.random.RandomState.seed, world, (np.random.rand.__self__, *args), kwargs)  # type: ignore[attr-defined]
+
+
+@registry.intercept(random.Random.shuffle, np.random.RandomState.shuffle, np.random.Generator.shuffle)
+def _shuffle(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Draws the places of the items: which they are does not matter to the generator."""
+    if len(args) != 2 or kwargs or world.branching or type(args[1]) is not list:
+        return ABSENT
+    length = world.interp.call(len, (args[1],), {})
+    if type(length) is not int:
+        return ABSENT
+    places = world.random_draws.call(_shuffled, (args[0], length), {})
+    if type(places) is not list:
+        return ABSENT
+    plain = world.interp.call(list, (args[1],), {})
+    items = places if plain == list(range(length)) else [world.interp.getitem(plain, place) for place in places]
+    world.interp.call(list.__setitem__, (args[1], slice(None), items), {})
+    return None
+
+
+def _shuffled(generator: Any, length: int) -> list[int]:
+    places = list(range(length))
+    generator.shuffle(places)
+    return places
+
+
 @registry.intercept(random.Random.choice)
 def _choice(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Draws the index of the item, which decides what is captured."""
@@ -57,6 +113,8 @@ def _choice(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     length = world.interp.call(len, (args[1],), {})
     if type(length) is not int or not length:
         return ABSENT
+    if type(args[1]) in (list, tuple) and all(type(item) is float for item in args[1]):  # one graph for all of them
+        return world.random_draws.call(random.Random.choice, (args[0], args[1]), {})
     index = world.random_draws.call(random.Random.randrange, (args[0], length), {})
     return ABSENT if index is ABSENT else world.interp.getitem(args[1], index)
 
@@ -69,27 +127,23 @@ def _sample(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     length = world.interp.call(len, (args[1],), {})
     if type(length) is not int or type(args[2]) is not int or not 0 <= args[2] <= length:
         return ABSENT
+    if type(args[1]) in (list, tuple) and all(type(item) is float for item in args[1]):
+        return world.random_draws.call(random.Random.sample, args, {})
     places = world.random_draws.call(random.Random.sample, (args[0], range(length), args[2]), {})
     if type(places) is not list or args[1] == range(length):
         return places
     return [world.interp.getitem(args[1], place) for place in places]
 
 
-def _converted(function: Callable[..., Any], world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Converts or reshapes an array of random numbers before the graph runs, as it is drawn."""
-    record = world.heap.record_of(args[0]) if args else None
-    if not safe_isinstance(record, ArrayRecord) or not record.drawn or kwargs or world.branching:
-        return ABSENT
-    if not all(safe_isinstance(each, _CONVERTS) or _is_sizes(each) for each in args[1:]):
-        return ABSENT
-    return world.random_draws.derive(record, function, args[1:], f"numpy.ndarray.{function.__name__}")
+_READING = (
+    ("astype", "reshape", "copy", "mean", "sum", "std", "var", "min", "max", "argmin", "argmax", "argsort", "clip")
+    + ("any", "all", "cumsum", "cumprod", "prod", "ravel", "flatten", "round", "squeeze", "transpose", "take")
+    + ("repeat", "dot", "nonzero", "item", "tolist", "swapaxes", "ptp")
+)
+"""Methods of arrays that read them and return new arrays, views or numbers."""
 
-
-def _is_sizes(value: Any) -> bool:
-    return type(value) is tuple and all(type(size) is int for size in value)
-
-
-_CONVERTS = (int, str, type, np.dtype)
-
-for _function in (np.ndarray.astype, np.ndarray.reshape):
-    registry.intercept(_function)(functools.partial(_converted, _function))
+for _function in (vars(np.ndarray).get(name) for name in _READING):
+    if _function is not None:
+        registry.intercept(_function)(
+            lambda world, args, kwargs, method=_function: world.random_draws.derived(method, args, kwargs)
+        )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from sidefx_train import torch_compat as compat
@@ -48,6 +49,13 @@ def of_numbers(world: TraceWorld, data: Any, dtype: torch.dtype | None, device: 
     Raises:
         Unsupported: the lists contain tensors whose values torch would read.
     """
+    if type(data) in (list, tuple) and _arrays(data) and world.random_draws.is_drawn(data):
+        array = world.random_draws.derived(np.array, (data,), {})
+        if type(array) is np.ndarray:
+            device = torch.get_default_device() if device is None else device
+            return world.interp.call(
+                torch.tensor, (array,), {"dtype": dtype, "device": device, "requires_grad": requires_grad}
+            )
     if type(data) in (list, tuple):
         world.touch(data)
     numbers: list[Any] = []
@@ -99,6 +107,13 @@ def _shape(data: Any, numbers: list[Any]) -> tuple[int, ...] | None:
     shapes = {_shape(item, numbers) for item in data}
     inner = shapes.pop()
     return None if shapes or inner is None else (len(data), *inner)
+
+
+def _arrays(data: Any) -> bool:
+    """Returns True for nested lists of arrays alone."""
+    if type(data) in (list, tuple):
+        return all(map(_arrays, data))
+    return type(data) is np.ndarray
 
 
 def _holds_tensor(data: Any) -> bool:

@@ -23,6 +23,7 @@ from sidefx_train.compile.capture.shadows.containers.sets import SetRecord
 from sidefx_train.compile.capture.shadows.definition_tracking import IMMUTABLE_CLASS
 from sidefx_train.compile.capture.shadows.objects import weak_references
 from sidefx_train.compile.capture.shadows.records import Attributes, InstanceRecord, Record
+from sidefx_train.compile.common.host_draws import copy_of, is_plain_generator
 from sidefx_train.compile.common.plain_values import (
     HEAP_TYPE,
     bounds_of,
@@ -290,6 +291,11 @@ def instance_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
         shadow = ABSENT if _is_of_c(cls) else cls() if cls is types.SimpleNamespace else object.__new__(cls)
     except TypeError:
         shadow = ABSENT
+    if shadow is ABSENT and is_plain_generator(real) and _fetches_generator(heap, real, source):
+        heap.guard("type", source, cls)
+        record = Record(heap, real, copy_of(real), source)  # the step draws from the copy, the entry from the real one
+        record.unshadowed = True
+        return heap.register(record)
     if shadow is ABSENT:
         readable = safe_isinstance(real, IMMUTABLE_C)  # by C code, without guards
         is_transient = transient_objects.is_transient(heap, real, source)
@@ -311,6 +317,11 @@ def instance_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
     if record.has_dict:
         note_instance_dict(heap, record)
     return shadow
+
+
+def _fetches_generator(heap: ShadowTableAPI, real: Any, source: Source) -> bool:
+    """Returns True for a random generator that is expected to be another object at the next call."""
+    return source.from_arguments or transient_objects.is_transient(heap, real, source)
 
 
 def _is_of_c(cls: type) -> bool:

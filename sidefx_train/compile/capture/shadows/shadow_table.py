@@ -67,6 +67,7 @@ from sidefx_train.compile.capture.shadows.records import (
 )
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.distributed_models import refuse_if_distributed
+from sidefx_train.compile.common.host_draws import is_state
 from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.plain_values import CONTAINERS, DEFINITIONS, is_derived, is_member_of_c_enum, is_plain
 from sidefx_train.compile.common.sentinels import ABSENT
@@ -206,6 +207,8 @@ class ShadowTable(ShadowTableAPI):
             return self._number(real, source, name)
         if (cls is str or cls is tuple) and source.label in self.specialization.pass_through_strings:
             return self._passed(real, source)
+        if cls is tuple and is_state(real):
+            return self._passed(real, source)
         if issubclass(cls, np.generic) and source.label in self.specialization.changing_arrays:
             return self._passed(real, source)
         record = self.by_real.get(id(real))
@@ -281,9 +284,9 @@ class ShadowTable(ShadowTableAPI):
         """Returns the shadows of the step's positional arguments."""
         return tuple(self.shadow(value, self.sources.arg(i)) for i, value in enumerate(args))
 
-    def _passed(self, real: str | tuple[str, ...] | np.generic, source: Source) -> DeferredValue:
-        """Returns a pass-through string, tuple of strings or number of NumPy: it is stored, formatted or printed, but
-        no branch depends on it."""
+    def _passed(self, real: str | tuple[Any, ...] | np.generic, source: Source) -> DeferredValue:
+        """Returns a pass-through string, tuple of strings, number of NumPy or state of ``random``: it is stored,
+        formatted, printed or passed on, but no branch depends on it."""
         found = self._texts.get(id(source))
         if found is None:
             self.guard("type", source, type(real))

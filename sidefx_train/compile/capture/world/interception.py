@@ -39,6 +39,7 @@ from sidefx_train.compile.capture.world.native_calls import (
 from sidefx_train.compile.capture.world.native_calls import (
     lru_cache as caches,
 )
+from sidefx_train.compile.capture.world.random_draws import computes_arrays
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.host_draws import is_generator
@@ -113,7 +114,12 @@ class Interception:
         return ABSENT if handler is None else handler(self.world, (fn.__self__, *args), kwargs)
 
     def _drawn(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Draws by a method in C of a random generator of Python's or NumPy's, and converts an array that was drawn."""
+        """Draws by a method in C of a random generator of Python's or NumPy's, and computes what functions of NumPy
+        make of an array that was drawn."""
+        if computes_arrays(fn):
+            return ABSENT if "out" in kwargs else self.world.random_draws.derived(fn, args, kwargs)
+        if fn is np.random.seed or fn is np.random.default_rng:
+            return registry.INTERCEPTORS[fn](self.world, args, kwargs)
         bound = type(fn) is types.BuiltinMethodType
         owner = fn.__self__ if bound else args[0] if args else None
         if not is_generator(owner) and type(owner) is not np.ndarray:

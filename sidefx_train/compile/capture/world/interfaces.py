@@ -15,7 +15,6 @@ from sidefx_train.compile.capture.world.native_calls import contextvars_and_lock
 from sidefx_train.compile.capture.world.native_calls.dunder_reentry import Reentry
 from sidefx_train.compile.capture.world.native_calls.global_state_queries import Queries
 from sidefx_train.compile.capture.world.native_calls.lru_cache import Caches
-from sidefx_train.compile.capture.world.random_draws import RandomDraws
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.errors import Location
 
@@ -27,7 +26,7 @@ class CaptureWorldAPI(CaptureContext):
     context: contextvars_and_locks.ContextVariables
     locks: contextvars_and_locks.Locks
     queries: Queries
-    random_draws: RandomDraws
+    random_draws: Any
     reads: Reads
     reentry: Reentry
     native_generators: list[types.GeneratorType[Any, Any, Any]]

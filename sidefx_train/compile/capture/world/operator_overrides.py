@@ -37,7 +37,30 @@ from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
 
 _SUBSCRIPTS = frozenset({"getitem", "setitem", "delitem"})
-_OF_ARRAYS = frozenset({"add", "sub", "mul", "truediv"})
+_OF_ARRAYS = frozenset(
+    (
+        "getitem",
+        "add",
+        "sub",
+        "mul",
+        "truediv",
+        "floordiv",
+        "mod",
+        "pow",
+        "matmul",
+        "and_",
+        "or_",
+        "xor",
+        "lt",
+        "le",
+        "eq",
+    )
+    + ("ne", "gt", "ge", "neg", "pos", "invert")
+)
+"""Operators that compute a new array, or a view or number of one."""
+
+_MOST_ITERATED = 64
+"""Limit of items of a drawn array that a loop takes; each is an input of the graph."""
 
 
 class Operators:
@@ -54,7 +77,8 @@ class Operators:
             if index is not args[1]:
                 return self.interp.call(builtin_methods.OPERATORS[name], (first, index, *args[2:]), {})
             if safe_isinstance(first, np.ndarray):
-                return self._of_array(name, args)
+                computed = self._of_drawn(name, args)
+                return self._of_array(name, args) if computed is ABSENT else computed
         if self.world.reads.listening:
             self.world.reads.containers(args)
         if safe_isinstance(first, NativeIterator) and name in ("iter", "next"):
@@ -101,6 +125,9 @@ class Operators:
             found = registry.INTERCEPTORS[torch.Tensor.__contains__](self.world, args, {})
             if found is not ABSENT:
                 return found
+        computed = self._of_drawn(name, args)
+        if computed is not ABSENT:
+            return computed
         traced = any(type(value) in _TRACED for value in args)
         if (
             traced
@@ -131,9 +158,6 @@ class Operators:
                 args = builtin_methods.concrete_within(args)
             if not (name in ("getitem", "setitem") and safe_isinstance(first, (list, tuple))):
                 return self.world.calls.run_native(builtin_methods.OPERATORS[name], args, {})
-        scaled = self._of_drawn(name, args)
-        if scaled is not ABSENT:
-            return scaled
         for value in args:
             array = self.heap.by_shadow.get(id(value))
             if safe_isinstance(array, ArrayRecord) and array.shadow is value:
@@ -153,13 +177,15 @@ class Operators:
         return ABSENT
 
     def _of_drawn(self, name: str, args: tuple[Any, ...]) -> Any:
-        """Returns a drawn array with a number added to it or multiplied by one; ``ABSENT`` for other operands."""
-        array = self.heap.record_of(args[0])
-        if not safe_isinstance(array, ArrayRecord) or not array.drawn or name not in _OF_ARRAYS or len(args) != 2:
+        """Returns what an operator computes of a drawn array; ``ABSENT`` for other operands."""
+        if name == "iter" and type(args[0]) is np.ndarray and self.world.random_draws.is_drawn(args[0]):
+            length = len(args[0])
+            if not 0 < length <= _MOST_ITERATED:
+                return ABSENT
+            return iter([self.interp.getitem(args[0], place) for place in range(length)])
+        if name not in _OF_ARRAYS:
             return ABSENT
-        if type(args[1]) not in (int, float) or self.world.branching:
-            return ABSENT
-        return self.world.random_draws.derive(array, builtin_methods.OPERATORS[name], args[1:], f"operator.{name}")
+        return self.world.random_draws.derived(builtin_methods.OPERATORS[name], args, {})
 
     def _of_array(self, name: str, args: tuple[Any, ...]) -> Any:
         """Reads or writes elements of an array; the prologue looks them up at an index that changes."""

@@ -12,27 +12,33 @@ from torch import fx
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.recording.dispatch_mode import is_draw
+from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
+from sidefx_train.compile.capture.shadows.records import Record
+from sidefx_train.compile.capture.world.draw_arguments import Arguments, can_fetch
 from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.host_draws import (
     Draw,
+    Drawn,
     EmptyTensor,
+    Fetched,
     HostDraws,
     TorchDraw,
     copy_of,
     is_generator,
     is_global,
+    is_plain_generator,
 )
+from sidefx_train.compile.common.host_programs import ArrayCall
 from sidefx_train.compile.common.sentinels import ABSENT
-from sidefx_train.compile.common.type_checks import safe_isinstance
+from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
 from sidefx_train.compile.graph.fx_utils import one_generator
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.guards.source import Source
-    from sidefx_train.compile.capture.shadows.shadow_table import ShadowTable
+    from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
 
 aten = torch.ops.aten
-_PLAIN = frozenset({int, float})
 _MOST_BYTES = 1 << 24
 """Size limit of a drawn array; larger ones are drawn where the program does."""
 
@@ -58,12 +64,13 @@ class RandomDraws:
         wanted: the step decides on a number that torch draws on the CPU.
     """
 
-    def __init__(self, heap: ShadowTable) -> None:
-        self._heap = heap
+    def __init__(self, world: CaptureWorldAPI) -> None:
+        self._world, self._heap = world, world.heap
         self._draws: list[Draw] = []
         self._of_torch: list[TorchDraw] = []
         self._numbers: dict[fx.Node, Any] = {}
         self._copies: dict[int, Any] = {}
+        self._kept: list[Any] = []  # the table of shadows knows them by their ids
         self._state: torch.Tensor | None = None
         self._ended = False
         self.values: list[Any] = []
@@ -79,61 +86,150 @@ class RandomDraws:
         return HostDraws(tuple(self._draws), self.values, tuple(self._of_torch), foretells)
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Draws a number by ``function(*args, **kwargs)``, a method of a generator.
+        """Calls a method of a generator early: ``function(*args, **kwargs)``.
 
         Returns:
-            The number, or ``ABSENT`` if it is not drawn early: the generator is not an outside object that the entry
-            holds, or an argument is not a plain number.
+            What it draws, or ``None`` where it only changes the state; ``ABSENT`` if the entry cannot call it early: it
+            does not find the generator, or an argument.
 
         Raises:
-            Unsupported: the result is not a number that the graph could get.
+            Unsupported: the result is nothing that the graph could get.
         """
-        heap, generator = self._heap, args[0]
-        if self._ended or not heap.specialization.host_draws or not is_generator(generator):
+        if not self._is_early or not is_generator(args[0]):
             return ABSENT
-        record = heap.record_of(generator)
-        held = record is not None and record.real is generator and record.base.kind == "const"
-        if not held and not is_global(generator):
+        held, own = self._generator(args[0])
+        if held is ABSENT:
             return ABSENT
-        if not all(map(_is_argument, (*args[1:], *kwargs.values()))):
+        arguments = Arguments(self._world, self.holds)
+        later, later_by_name = arguments.each(args[1:]), arguments.named(kwargs)
+        if arguments.unknown:
             return ABSENT
-        copy = self._copies.get(id(generator))
-        if copy is None:
-            copy = self._copies[id(generator)] = copy_of(generator)
         label = trace_rules.describe(function)
         try:
-            value = function(copy, *args[1:], **kwargs)
-        except (TypeError, ValueError):
-            heap.refuse("SFX103", f"calls {label} with arguments that it rejects")
-        if _is_array(value):
-            self._draws.append(Draw(len(self.values), function, generator, args[1:], kwargs))
-            return self._array(value, label)
-        if type(value) is list and len(value) <= _MOST_LISTED and all(type(item) is int for item in value):
-            self._draws.append(Draw(len(self.values), function, generator, args[1:], kwargs))
-            return self._list(value, label)
-        known = type(value) in _PLAIN and math.isfinite(value) and abs(value) < _LARGEST
-        if not known:
-            heap.refuse("SFX103", f"calls {label}, whose result is not a number that the graph can get")
-        self._draws.append(Draw(len(self.values), function, generator, args[1:], kwargs))
-        return self._number(value, label)
+            with compat.real_world():
+                value = function(own, *arguments.now(later), **arguments.now(later_by_name))
+        except (TypeError, ValueError, KeyError, IndexError, OverflowError):
+            self._heap.refuse("SFX103", f"calls {label} with arguments that it rejects")
+        arguments.read(value)
+        made = self._result(value, label, lambda place, kind: Draw(place, function, held, later, later_by_name, kind))
+        if made is ABSENT:
+            self._heap.refuse("SFX103", f"calls {label}, whose result is not a number that the graph can get")
+        return made
 
-    def derive(self, array: ArrayRecord, function: Callable[..., Any], args: tuple[Any, ...], label: str) -> Any:
-        """Computes ``function(array, *args)`` of a drawn array early, too; :data:`ABSENT` if the result is no array."""
-        if self._ended:
+    def create(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Creates a generator early, which the step may draw from and leave behind; ``ABSENT`` as of :meth:`call`."""
+        arguments = Arguments(self._world, self.holds)
+        later, later_by_name = arguments.each(args), arguments.named(kwargs)
+        if not self._is_early or arguments.unknown:
+            return ABSENT
+        label = trace_rules.describe(function)
+        try:
+            with compat.real_world():
+                made = function(*arguments.now(later), **arguments.now(later_by_name))
+        except (TypeError, ValueError, OverflowError):
+            return ABSENT  # called by the interpreter, it raises the program's error
+        self._draws.append(Draw(len(self.values), function, None, later, later_by_name, type(made)))
+        return self._keep(made, made, label)
+
+    @property
+    def _is_early(self) -> bool:
+        return not self._ended and self._heap.specialization.host_draws
+
+    def _generator(self, generator: Any) -> tuple[Any, Any]:
+        """Returns what finds a generator at each call, and the one to draw from now; ``ABSENT`` if nothing does."""
+        record = self._heap.record_of(generator)
+        if record is not None and self.holds(record.source):
+            return Drawn(record.source.key), generator
+        if record is not None and record.base.kind != "const":
+            fetched = record.real is not generator and can_fetch(record.source)
+            return (Fetched(record.source, type(generator)), generator) if fetched else (ABSENT, None)
+        if (record is None or record.real is not generator) and not is_global(generator):
+            return ABSENT, None
+        if not is_plain_generator(generator):
+            return ABSENT, None
+        if id(generator) not in self._copies:
+            self._copies[id(generator)] = copy_of(generator)
+        return generator, self._copies[id(generator)]
+
+    def holds(self, source: Source) -> bool:
+        """Returns True for the path of a value that was drawn, or of an object that was created."""
+        return source.kind == "item" and source.parent is not None and source.parent.key is self.values
+
+    def _keep(self, value: Any, shadow: Any, label: str) -> Any:
+        """Adds an object that the step passes on, and does not look into."""
+        record = Record(self._heap, value, shadow, self._append(value, label))
+        record.unshadowed = True
+        self._kept.append(value)
+        return self._heap.register(record)
+
+    def _result(self, value: Any, label: str, draw: Callable[[int, type | None], Draw]) -> Any:
+        """Adds a draw and returns its result in the step; ``ABSENT`` for one that the step cannot use."""
+        place, kind = len(self.values), type(value)
+        if value is None:
+            self._draws.append(draw(place, None))
+            self.values.append(None)
+            return None
+        if _is_array(value):
+            self._draws.append(draw(place, None))
+            return self._array(value, label)
+        if kind is list and len(value) <= _MOST_LISTED and len({*map(type, value)} | {int, float}) == 2:
+            self._draws.append(draw(place, None))
+            return self._list(value, label)
+        if kind is tuple or kind is dict:  # a state
+            self._draws.append(draw(place, kind))
+            return self._keep(value, DeferredValue(kind, ()), label)
+        if kind in (bool, np.bool_):
+            self._draws.append(draw(place, kind))
+            return self._truth(value, label)
+        if kind not in _NUMBER_TYPES or not math.isfinite(value) or abs(value) >= _LARGEST:
+            return ABSENT
+        self._draws.append(draw(place, kind))
+        number = self._number(value, label)
+        if issubclass(kind, np.generic):
+            compat.mark_numpy(number, kind)
+        return number
+
+    def _truth(self, value: Any, label: str) -> Any:
+        """Returns a truth, on which the step may decide: the guard is on a number, like any of drawn numbers."""
+        place = len(self.values)
+        self.values.append(value)
+        self._draws.append(Draw(place + 1, int, None, (Drawn(place),), {}, int))
+        return bool(self._number(int(value), label) != 0)
+
+    def is_drawn(self, value: Any) -> bool:
+        """Returns True for an array of random numbers, and for a list or tuple with one."""
+        if not self._kept:
+            return False
+        if type(value) in (list, tuple):
+            return any(map(self.is_drawn, value))
+        record = self._heap.record_of(value) if type(value) is np.ndarray else None
+        return safe_isinstance(record, ArrayRecord) and record.drawn
+
+    def derived(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Computes a function of NumPy early if it reads arrays of random numbers; else :data:`ABSENT`."""
+        if self._world.branching or not any(map(self.is_drawn, (*args, *kwargs.values()))):
+            return ABSENT
+        return self.derive(fn, args, kwargs, trace_rules.describe(fn))
+
+    def derive(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], label: str) -> Any:
+        """Computes ``function(*args)`` of drawn arrays and numbers early, too; :data:`ABSENT` if the result is nothing
+        that the step can use."""
+        if not self._is_early:
+            return ABSENT
+        arguments = Arguments(self._world, self.holds)
+        later, later_by_name = arguments.each(args), arguments.named(kwargs)
+        if arguments.unknown or not arguments.drawn:
             return ABSENT
         try:
-            made = function(array.real, *args)
-        except (TypeError, ValueError, ArithmeticError):
+            with compat.real_world():
+                made = ArrayCall(function)(*arguments.now(later), **arguments.now(later_by_name))
+        except (TypeError, ValueError, ArithmeticError, LookupError):
             return ABSENT  # run natively, it raises the program's error
-        if not _is_array(made):
+        if type(made) not in _DERIVED:
             return ABSENT
-        values, position = self.values, array.source.key
-
-        def again(_: Any) -> Any:
-            return function(values[position], *args)
-
-        self._draws.append(Draw(len(values), again, None, (), {}))
-        return self._array(made, label)
+        arguments.read(made)
+        strict = ArrayCall(function)
+        return self._result(made, label, lambda place, kind: Draw(place, strict, None, later, later_by_name, kind))
 
     def _array(self, value: Any, label: str) -> Any:
         source = self._append(value, label)
@@ -141,9 +237,10 @@ class RandomDraws:
         record = self._heap.record_of(shadow)
         assert safe_isinstance(record, ArrayRecord), "an array has a record of arrays"
         record.drawn = True
+        self._kept.append(value)
         return shadow
 
-    def _list(self, value: list[int], label: str) -> list[Any]:
+    def _list(self, value: list[int | float], label: str) -> list[Any]:
         source, sources = self._append(value, label), self._heap.sources
         return [self._heap.length(item, sources.item(source, index)) for index, item in enumerate(value)]
 
@@ -231,11 +328,24 @@ class RandomDraws:
         node.kwargs = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
 
 
-def _is_argument(value: Any) -> bool:
-    """Returns True for an argument of a draw that is the same at every call."""
-    if type(value) is tuple:
-        return all(type(item) is int for item in value)
-    return type(value) in _PLAIN or type(value) in (bool, range) or value is None
+def computes_arrays(fn: Any) -> bool:
+    """Returns True for a function of NumPy that only computes a new array, a view or a number from its arguments."""
+    if type(fn) is np.ufunc:  # one may be made of a Python function
+        return getattr(np, attribute_of(fn, "__name__", ""), None) is fn
+    return type(fn) is _DISPATCHED and fn in _ARRAY_FUNCTIONS
+
+
+_DISPATCHED: type = type(np.where)
+_ARRAY_FUNCTIONS = frozenset(
+    (np.where, np.concatenate, np.stack, np.hstack, np.vstack, np.clip, np.mean, np.sum, np.std, np.var, np.min, np.max)
+    + (np.argmin, np.argmax, np.argsort, np.sort, np.cumsum, np.cumprod, np.prod, np.any, np.all, np.round, np.dot)
+    + (np.outer, np.expand_dims, np.squeeze, np.repeat, np.tile, np.roll, np.flip, np.reshape, np.transpose, np.interp)
+    + (np.zeros_like, np.ones_like, np.searchsorted, np.count_nonzero, np.flatnonzero, np.linalg.norm, np.take, np.diff)
+)
+
+
+_NUMBER_TYPES = frozenset({int, float, np.int64, np.float64})
+_DERIVED = frozenset({np.ndarray, *_NUMBER_TYPES, bool, np.bool_, list})
 
 
 def _is_array(value: Any) -> bool:

@@ -154,7 +154,7 @@ class TraceWorld(CaptureWorldAPI):
         self.native_generators: list[types.GeneratorType[Any, Any, Any]] = []
         self.reentry_callbacks: list[Callable[..., Any]] = []
         self.queries = Queries(self.heap)
-        self.random_draws = RandomDraws(self.heap)
+        self.random_draws = RandomDraws(self)
         self.host_reads = HostReads(self)
         tracer.size_of = self.host_reads.size_of
         self.computed_numbers = ComputedNumbers(self)

@@ -1,0 +1,136 @@
+"""Arguments of the calls that the prologue of a step makes early: draws of random numbers, and what they lead to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue
+from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
+from sidefx_train.compile.capture.world.symbolic_numbers.program_writer import ProgramWriter
+from sidefx_train.compile.common.host_draws import Computed, Drawn, Fetched
+from sidefx_train.compile.common.host_programs import HostProgram
+from sidefx_train.compile.common.type_checks import safe_isinstance
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.guards.source import Source
+    from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
+
+_PLAIN_ARGUMENTS = frozenset({int, float, bool, str, bytes, type(None), range, type(Ellipsis)})
+_MOST_ELEMENTS = 256
+"""Elements of an array that a draw holds, such as probabilities."""
+
+_FETCHED = frozenset({"const", "arg", "kwarg", "attr", "item", "cell"})
+
+
+def can_fetch(source: Source | None) -> bool:
+    """Returns True for a path that can be followed before its guards are tested: it runs no code of the program."""
+    while source is not None:
+        if source.kind == "computed":
+            return all(map(can_fetch, source.key.operands))
+        if source.kind not in _FETCHED or source.hooked:
+            return False
+        source = source.parent
+    return True
+
+
+class Arguments:
+    """The arguments of an early call: what stands for them at each call, and their values now.
+
+    Args:
+        world: the capturing world.
+        is_drawn: returns True for the path of an earlier result.
+
+    Attributes:
+        unknown: an argument is not found at each call.
+        drawn: there are drawn arrays among them.
+        arrays: the arrays among them.
+    """
+
+    def __init__(self, world: CaptureWorldAPI, is_drawn: Callable[[Source], bool]) -> None:
+        self._world = world
+        self._is_drawn = is_drawn
+        self._values: dict[int, Any] = {}
+        self._written: list[Any] = []
+        self.arrays: list[ArrayRecord] = []
+        self.unknown = self.drawn = False
+
+    def read(self, result: Any) -> None:
+        """Notes that the arrays were read, but those of which the result is a view: nothing may write to them."""
+        for record in self.arrays:
+            if type(result) is not np.ndarray or not np.may_share_memory(result, record.real):
+                record.shown = True
+
+    def each(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(map(self._later, args))
+
+    def named(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        return {name: self._later(value) for name, value in kwargs.items()}
+
+    def now(self, later: Any) -> Any:
+        """Returns the values now of what stands for them."""
+        if id(later) in self._values:
+            return self._values[id(later)]
+        kind = type(later)
+        if kind is dict:
+            return {name: self.now(value) for name, value in later.items()}
+        return kind(map(self.now, later)) if kind is tuple or kind is list else later
+
+    def _later(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in _PLAIN_ARGUMENTS or safe_isinstance(value, (type, np.dtype)):
+            return value
+        if kind is slice:
+            bounds = (value.start, value.stop, value.step)
+            self.unknown |= not all(bound is None or type(bound) is int for bound in bounds)
+            return value
+        heap = self._world.heap
+        record = heap.record_of(value)
+        if kind is tuple or kind is list:
+            if record is not None:
+                record.fill()
+            return kind(map(self._later, value))
+        if kind in (torch.SymInt, torch.SymFloat):
+            return self._number(value)
+        if kind is np.ndarray and record is None and not value.dtype.hasobject and value.size <= _MOST_ELEMENTS:
+            return value.copy()  # the step makes it of constants
+        if record is None or not (kind in (np.ndarray, DeferredValue) or record.unshadowed):
+            self.unknown = True
+            return None
+        if safe_isinstance(record, ArrayRecord):
+            self.unknown |= record.tensor is not None and bool(self._world.writes.to(record.tensor))
+            self.arrays.append(record)
+            self.drawn |= record.drawn
+        if self._is_drawn(record.source):
+            return self._stands(Drawn(record.source.key), record.real)
+        self.unknown |= not can_fetch(record.source) or kind not in (np.ndarray, DeferredValue)
+        return self._stands(Fetched(record.source, type(record.real)), record.real)
+
+    def _stands(self, later: Any, now: Any) -> Any:
+        self._values[id(later)] = now
+        self._written.append(later)  # its id is used
+        return later
+
+    def _number(self, value: Any) -> Any:
+        tracer = self._world.heap.tracer
+        if not tracer.has_node(value) or compat.is_unbacked(value):
+            self.unknown = True
+            return None
+        written = ProgramWriter(self._world).of([tracer.node_of(value)])
+        if written is None or not all(map(can_fetch, written.sources)):
+            self.unknown = True
+            return None
+        program = HostProgram(written.sources, tuple(written.steps))
+        with compat.real_world():
+            values = program(*written.operands)
+        if len(values) != 1:
+            self.unknown = True
+            return None
+        now = values[0]
+        of_numpy = compat.numpy_class(value)
+        self.unknown |= of_numpy is not None and type(now) is not of_numpy
+        return self._stands(Computed(program, type(now)), now)

@@ -198,7 +198,7 @@ def test_large_arrays_read_by_numpy_are_not_compared():
         assert all(map(torch.equal, found, wanted))
     report = compiled.report()
     assert report.replays == 6 and not report.recaptures, str(report)
-    assert [record.code for record in report.breaks] == ["SFX104"]
+    assert not report.breaks and len(report.captures) == 1
     assert all(len(source) < 20_000 for source in report.sources().values())
     assert "long long" not in report.sources()["residual"]
 

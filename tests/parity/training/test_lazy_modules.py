@@ -72,3 +72,34 @@ def test_a_module_that_is_never_called_is_reported():
             layers, lambda step: sidefx_train.compile(step, backend="eager"), calls=20, unused=nn.LazyLinear(2)
         )
     assert step.report().fallback_count == 20, str(step.report())
+
+
+class MakesItsParameter(LazyModuleMixin, nn.Module):
+    """Has nothing to materialize: its hook makes a parameter."""
+
+    def initialize_parameters(self, x):
+        self.weight = nn.Parameter(torch.ones(x.shape[-1]))
+
+    def forward(self, x):
+        return x * self.weight
+
+
+@pytest.mark.parametrize(
+    "make", [MakesItsParameter, lambda: nn.LazyBatchNorm1d(affine=False, track_running_stats=False), layers]
+)
+def test_with_fullgraph_the_first_step_may_initialize(make):
+    """It is no graph break: the next steps are one graph."""
+    shape = (4, 2, 6, 6) if make is layers else (4, 5)
+    batches = [torch.randn(shape) for _ in range(3)]
+
+    def run(wrap):
+        torch.manual_seed(0)
+        net = make()
+        step = wrap(lambda x: net(x).sum())
+        return [step(batch).item() for batch in batches], type(net), step
+
+    expected = run(lambda step: step)
+    found = run(lambda step: sidefx_train.compile(step, backend="eager", fullgraph=True))
+    assert found[:2] == expected[:2]
+    report = found[2].report()
+    assert len(report.captures) == 1 and not report.breaks and report.replays == 2

@@ -20,6 +20,7 @@ from sidefx_train.compile.capture.interceptors.higher_order import kernels as ke
 from sidefx_train.compile.capture.interceptors.higher_order import scans as scans
 from sidefx_train.compile.capture.interceptors.nn import interpolation as interpolation
 from sidefx_train.compile.capture.interceptors.nn import jagged_tensors as jagged_tensors
+from sidefx_train.compile.capture.interceptors.nn import lazy_modules as lazy_modules
 from sidefx_train.compile.capture.interceptors.nn import module_attributes as module_attributes
 from sidefx_train.compile.capture.interceptors.nn import one_hot as one_hot
 from sidefx_train.compile.capture.interceptors.nn import packed_sequences as packed_sequences

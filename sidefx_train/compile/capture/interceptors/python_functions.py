@@ -14,7 +14,9 @@ import torch
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.recording import float_comparisons
 from sidefx_train.compile.capture.shadows.factories import PartialRecord
+from sidefx_train.compile.capture.world.native_calls.builtin_methods import concrete_within
 from sidefx_train.compile.capture.world.native_calls.caller_frames import BEYOND, refuse_callers
+from sidefx_train.compile.capture.world.symbolic_numbers.computed_numbers import NUMBER_METHODS
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
@@ -115,3 +117,15 @@ def _check_partials(world: TraceWorld) -> None:
     for record in list(world.heap.by_real.values()):
         if safe_isinstance(record, PartialRecord):
             record.check()
+
+
+def _number_method(fn: Any, world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Computes a method of a changing number before the graph; else calls it on the number's value."""
+    if not args or not safe_isinstance(args[0], compat.SYMBOLS):
+        return ABSENT
+    found = world.computed_numbers.call(fn, args, kwargs)
+    return world.guarded(fn, *concrete_within((args, kwargs))) if found is ABSENT else found
+
+
+for _method in NUMBER_METHODS:
+    registry.intercept(_method)(functools.partial(_number_method, _method))

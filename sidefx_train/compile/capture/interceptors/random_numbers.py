@@ -94,7 +94,8 @@ def _shuffle(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if type(places) is not list:
         return ABSENT
     plain = world.interp.call(list, (args[1],), {})
-    items = places if plain == list(range(length)) else [world.interp.getitem(plain, place) for place in places]
+    counted = all(type(item) is int for item in plain) and plain == list(range(length))
+    items = places if counted else [world.interp.getitem(plain, place) for place in places]
     world.interp.call(list.__setitem__, (args[1], slice(None), items), {})
     return None
 

@@ -36,6 +36,7 @@ from sidefx_train.compile.capture.world.native_calls import (
     weakref_calls,
 )
 from sidefx_train.compile.capture.world.native_calls.function_overrides import ANSWERED_ATTRIBUTES
+from sidefx_train.compile.capture.world.symbolic_numbers.computed_numbers import NUMBER_METHODS
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.library_modules import is_library
@@ -352,6 +353,9 @@ class Attributes:
             kind = compat.numpy_class(obj) or _SHOWN_TYPES[type(obj)]
             if name in _OF_ALL_NUMBERS or not hasattr(kind, name):
                 return getattr(kind(), name)
+            method = vars(kind).get(name, getattr(kind, name))
+            if method in NUMBER_METHODS:
+                return types.MethodType(method, obj)
             return getattr(self.world.guarded(builtin_methods.concrete, (obj,), {}), name)
         if issubclass(type(obj), NativeIterator):
             obj.refuse()

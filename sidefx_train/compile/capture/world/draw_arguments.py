@@ -47,7 +47,7 @@ class Arguments:
 
     Attributes:
         unknown: an argument is not found at each call.
-        drawn: there are drawn arrays among them.
+        changes: there are drawn arrays or changing numbers among them.
         arrays: the arrays among them.
     """
 
@@ -57,7 +57,7 @@ class Arguments:
         self._values: dict[int, Any] = {}
         self._written: list[Any] = []
         self.arrays: list[ArrayRecord] = []
-        self.unknown = self.drawn = False
+        self.unknown = self.changes = False
 
     def read(self, result: Any) -> None:
         """Notes that the arrays were read, but those of which the result is a view: nothing may write to them."""
@@ -104,7 +104,7 @@ class Arguments:
         if safe_isinstance(record, ArrayRecord):
             self.unknown |= record.tensor is not None and bool(self._world.writes.to(record.tensor))
             self.arrays.append(record)
-            self.drawn |= record.drawn
+            self.changes |= record.computed
         if self._is_drawn(record.source):
             return self._stands(Drawn(record.source.key), record.real)
         self.unknown |= not can_fetch(record.source) or kind not in (np.ndarray, DeferredValue)
@@ -131,6 +131,7 @@ class Arguments:
             self.unknown = True
             return None
         now = values[0]
+        self.changes = True
         of_numpy = compat.numpy_class(value)
         self.unknown |= of_numpy is not None and type(now) is not of_numpy
         return self._stands(Computed(program, type(now)), now)

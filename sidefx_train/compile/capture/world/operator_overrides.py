@@ -183,7 +183,7 @@ class Operators:
             if not 0 < length <= _MOST_ITERATED:
                 return ABSENT
             return iter([self.interp.getitem(args[0], place) for place in range(length)])
-        if name not in _OF_ARRAYS:
+        if name not in _OF_ARRAYS or (name == "getitem" and not self.world.random_draws.is_drawn(args)):
             return ABSENT
         return self.world.random_draws.derived(builtin_methods.OPERATORS[name], args, {})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import types
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -197,17 +198,19 @@ class RandomDraws:
         return bool(self._number(int(value), label) != 0)
 
     def is_drawn(self, value: Any) -> bool:
-        """Returns True for an array of random numbers, and for a list or tuple with one."""
-        if not self._kept:
-            return False
+        """Returns True for an array whose numbers differ at every call, and for a list or tuple with one."""
         if type(value) in (list, tuple):
             return any(map(self.is_drawn, value))
         record = self._heap.record_of(value) if type(value) is np.ndarray else None
-        return safe_isinstance(record, ArrayRecord) and record.drawn
+        return safe_isinstance(record, ArrayRecord) and record.computed
 
     def derived(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Computes a function of NumPy early if it reads arrays of random numbers; else :data:`ABSENT`."""
-        if self._world.branching or not any(map(self.is_drawn, (*args, *kwargs.values()))):
+        """Computes a function of NumPy early if it reads arrays whose numbers change, or makes an array of numbers that
+        change; else :data:`ABSENT`."""
+        given = (*args, *kwargs.values())
+        if self._world.branching:
+            return ABSENT
+        if not any(map(self.is_drawn, given)) and not (_changes(given) and (fn in _MAKERS or _has_array(given))):
             return ABSENT
         return self.derive(fn, args, kwargs, trace_rules.describe(fn))
 
@@ -218,7 +221,7 @@ class RandomDraws:
             return ABSENT
         arguments = Arguments(self._world, self.holds)
         later, later_by_name = arguments.each(args), arguments.named(kwargs)
-        if arguments.unknown or not arguments.drawn:
+        if arguments.unknown or not arguments.changes:
             return ABSENT
         try:
             with compat.real_world():
@@ -328,11 +331,29 @@ class RandomDraws:
         node.kwargs = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
 
 
+def _changes(values: tuple[Any, ...] | list[Any]) -> bool:
+    """Returns True if there is a symbolic number among values, or in lists or tuples of these."""
+    for value in values:
+        if type(value) in (torch.SymInt, torch.SymFloat) or (type(value) in (list, tuple) and _changes(value)):
+            return True
+    return False
+
+
+def _has_array(values: tuple[Any, ...]) -> bool:
+    return any(type(value) is np.ndarray for value in values)
+
+
+_MAKERS = frozenset({np.array, np.asarray, np.full, np.full_like, np.linspace})
+"""Functions of NumPy that make an array of numbers."""
+
+
 def computes_arrays(fn: Any) -> bool:
     """Returns True for a function of NumPy that only computes a new array, a view or a number from its arguments."""
+    if type(fn) in (types.BuiltinFunctionType, types.FunctionType) and fn in _MAKERS:
+        return True
     if type(fn) is np.ufunc:  # one may be made of a Python function
         return getattr(np, attribute_of(fn, "__name__", ""), None) is fn
-    return type(fn) is _DISPATCHED and fn in _ARRAY_FUNCTIONS
+    return type(fn) is _DISPATCHED and (fn in _ARRAY_FUNCTIONS or fn in _MAKERS)
 
 
 _DISPATCHED: type = type(np.where)
@@ -352,7 +373,7 @@ def _is_array(value: Any) -> bool:
     """Returns True for an array that can become a tensor over its memory."""
     if type(value) is not np.ndarray or value.nbytes > _MOST_BYTES or value.dtype.byteorder not in "=|":
         return False
-    return value.dtype.kind in "bif" and value.dtype.itemsize <= 8 and bool(value.flags.c_contiguous)
+    return value.dtype.kind in "bif" and value.dtype.itemsize <= 8 and min(value.strides, default=0) >= 0
 
 
 def _is_small(value: Any) -> bool:

@@ -38,7 +38,7 @@ class ArrayRecord(Record):
         tensor: the fake tensor over its memory, if the step has created one.
         read: its contents are guarded.
         shown: a deferred call will print its contents.
-        drawn: its contents are random numbers of the step, others at every call.
+        drawn: its contents are random numbers of the step, or computed from numbers that change.
     """
 
     def __init__(self, heap: ShadowTableAPI, real: Any, shadow: Any, source: Source) -> None:
@@ -49,13 +49,18 @@ class ArrayRecord(Record):
         self.drawn = False
 
     @property
+    def computed(self) -> bool:
+        """True if what NumPy makes of it is computed before the graph, at every call."""
+        return self.drawn or self.changes or self.real.nbytes > _MOST_COMPARED
+
+    @property
     def changes(self) -> bool:
         """True if its contents have changed since an earlier capture."""
         return self.source.label in self.heap.specialization.changing_arrays
 
     def fill(self) -> None:
         if self.drawn:
-            self.heap.refuse("SFX103", f"reads {self.source.label}, an array of random numbers")
+            self.heap.refuse("SFX103", f"reads {self.source.label}, an array of numbers that differ at every call")
         if self.changes:
             self.heap.refuse("SFX104", f"reads {self.source.label}, a NumPy array whose contents change")
         if not self.read:

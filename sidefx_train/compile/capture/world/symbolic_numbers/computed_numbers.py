@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 _MODULES = frozenset({"math", "numpy", "operator", "_operator"})
 _OF_BUILTINS = frozenset({divmod, pow, round, abs})
 _CLASSES = frozenset({np.float64, np.int64, float, int})
+NUMBER_METHODS: frozenset[Any] = frozenset(
+    (int.bit_length, int.bit_count, int.conjugate, int.as_integer_ratio, float.is_integer, float.conjugate)
+    + (float.as_integer_ratio, np.float64.item, np.int64.item, np.float64.as_integer_ratio, np.float64.is_integer)
+)
+"""Methods of numbers that return numbers."""
+
 _LITERALS = (bool, int, float, str, type(None), np.float64, np.float32, np.int64, np.int32, np.bool_)
 _LARGEST_ARRAY = 256
 """Elements of an array that a program holds, such as the table of ``np.interp``."""
@@ -131,5 +137,7 @@ def _is_known(fn: Any) -> bool:
     if type(fn) is np.ufunc:  # one may be made of a Python function
         return getattr(np, attribute_of(fn, "__name__", ""), None) is fn
     if type(fn) is types.BuiltinFunctionType and fn in _OF_BUILTINS:
+        return True
+    if safe_isinstance(fn, types.MethodDescriptorType) and fn in NUMBER_METHODS:
         return True
     return attribute_of(fn, "__module__", "") in _MODULES and trace_rules.is_pure(fn)

@@ -1,0 +1,123 @@
+"""What NumPy makes of numbers and arrays that change at every call: computed before the graph, in one graph for all."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import sidefx_train
+
+X = torch.arange(6.0).view(2, 3)
+
+
+def shown(value):
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return type(value), value.dtype, value.tolist()
+    if isinstance(value, (tuple, list)):
+        return [shown(item) for item in value]
+    return {name: shown(item) for name, item in vars(value).items()} if isinstance(value, SimpleNamespace) else value
+
+
+def both(step, calls=6, arguments=lambda index: ()):
+    def run(fn):
+        random.seed(0)
+        np.random.seed(0)
+        kept, found = SimpleNamespace(n=3, t=0.25), []
+        for index in range(calls):
+            given = arguments(index)
+            result = fn(kept, X + index, *given)
+            found.append(shown([result, [type(result)], given, kept]))
+        return found
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    assert run(compiled) == run(step)
+    return compiled.report()
+
+
+def ticked(kept):
+    kept.n += 1
+    kept.t *= 1.5
+    return kept
+
+
+NUMBERS = {
+    "array": lambda kept, x: x * torch.from_numpy(np.array([ticked(kept).t, kept.t + 1, 2.0])),
+    "full": lambda kept, x: x * torch.from_numpy(np.full(3, ticked(kept).t)),
+    "linspace": lambda kept, x: x * torch.from_numpy(np.linspace(0, ticked(kept).t, 3)),
+    "product": lambda kept, x: x * torch.tensor(np.arange(3) * ticked(kept).t),
+    "item_of_array": lambda kept, x: x * np.array([ticked(kept).t, 1.0])[0],
+    "bit_length": lambda kept, x: x * ticked(kept).n.bit_length(),
+    "bit_count": lambda kept, x: x * ticked(kept).n.bit_count(),
+    "ratio": lambda kept, x: x * (lambda pair: pair[0] / pair[1])(ticked(kept).t.as_integer_ratio()),
+    "item": lambda kept, x: x * np.cos(ticked(kept).t).item(),
+    "is_integer": lambda kept, x: x * 2 if (ticked(kept).t + 0.1).is_integer() else x,
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_that_change(name):
+    report = both(NUMBERS[name])
+    assert len(report.captures) == 1 and not report.breaks
+
+
+def test_a_truth_of_a_number_is_guarded():
+    report = both(lambda kept, x: x * 2 if ticked(kept).n.bit_length() > 3 else x, calls=8)
+    assert len(report.captures) == 2 and not report.breaks
+
+
+ARRAYS = {
+    "mean": lambda kept, x, a: a.sum() / len(a),
+    "scaled": lambda kept, x, a: x * torch.from_numpy((a - a.mean()) / (a.std() + 1e-8)).float(),
+    "clipped": lambda kept, x, a: x * torch.tensor(np.clip(a, -1, 1)),
+    "items": lambda kept, x, a: x * float(a[0]) + a[-1],
+    "returned": lambda kept, x, a: (a * 2, np.concatenate([a, a]), a.tolist()),
+    "rows": lambda kept, x, a: x * torch.from_numpy(a[np.random.choice(len(a), 2)]).sum(),
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_arrays_from_outside_that_change(name):
+    """Their contents are guarded until they have changed three times."""
+    random_state = np.random.RandomState(0)
+    batches = [random_state.randn(3) for _ in range(8)]
+    report = both(ARRAYS[name], calls=8, arguments=lambda index: (batches[index],))
+    assert len(report.captures) == (1 if name == "rows" else 4) and not report.breaks
+
+
+def test_an_array_that_is_written_through_a_tensor():
+    def step(kept, x, a):
+        half = a[:1500] * 0.5
+        torch.from_numpy(a).mul_(2)
+        return x * torch.from_numpy(half).sum() + float(a.sum())
+
+    batches = [np.random.RandomState(index).randn(9000) for index in range(4)]
+    both(step, calls=4, arguments=lambda index: (batches[index].copy(),))
+
+
+def test_a_view_of_a_large_array_shares_its_memory():
+    def step(kept, x, a):
+        view = a[:2]
+        torch.from_numpy(a).add_(1)
+        return x * torch.from_numpy(view).sum()
+
+    batches = [np.random.RandomState(index).randn(9000) for index in range(4)]
+    report = both(step, calls=4, arguments=lambda index: (batches[index].copy(),))
+    assert not report.breaks
+
+
+def test_numpy_warns_as_in_eager():
+    """Where NumPy would warn, it computes natively."""
+
+    def step(kept, x):
+        return x * torch.from_numpy(np.array([kept.t]) / np.array([float(ticked(kept).n - 6)]))
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    kept = SimpleNamespace(n=3, t=0.25)
+    for _ in range(2):
+        compiled(kept, X)
+    with pytest.warns(RuntimeWarning, match="divide by zero"):
+        compiled(kept, X)

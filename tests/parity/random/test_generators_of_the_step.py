@@ -99,6 +99,8 @@ STEPS = {
     "shuffled": lambda kept, x: (random.Random(kept.n).shuffle(items := [1.0, 2.0, 3.0]), x * items[0])[1],
     "one_of_floats": lambda kept, x: x * random.choice([0.5, 0.75, 1.0]),
     "bits": lambda kept, x: x * random.getrandbits(8),
+    "sizes": lambda kept, x: x * torch.from_numpy(np.random.default_rng([7, counted(kept)]).standard_normal(x.shape)),
+    "sizes_of_all": lambda kept, x: x + torch.from_numpy(np.random.normal(0, 0.1, x.shape)).to(x.dtype),
     "saved_and_restored": saved_and_restored,
     "numpy_saved_and_restored": numpy_saved_and_restored,
     "copied_state": copied_state,
@@ -123,6 +125,15 @@ def test_a_state_kept_for_the_next_step():
 
     report = both(step, 6)
     assert len(report.captures) == 2 and not report.breaks
+
+
+def test_a_draw_below_a_length_that_grows():
+    def step(kept, x):
+        kept.items.append(1.0)
+        return x * random.randrange(len(kept.items)) + random.uniform(0, len(kept.items))
+
+    report = both(step, 8)
+    assert len(report.captures) <= 3 and not report.breaks
 
 
 MADE = {"python": random.Random, "numpy": np.random.default_rng, "legacy": np.random.RandomState}

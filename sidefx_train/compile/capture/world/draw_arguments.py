@@ -32,6 +32,10 @@ def can_fetch(source: Source | None) -> bool:
     while source is not None:
         if source.kind == "computed":
             return all(map(can_fetch, source.key.operands))
+        parent = source.parent
+        if source.kind == "call" and parent is not None and parent.kind == "slot" and parent.key == "__len__":
+            source = parent.parent
+            continue
         if source.kind not in _FETCHED or source.hooked:
             return False
         source = source.parent
@@ -81,6 +85,8 @@ class Arguments:
         return kind(map(self.now, later)) if kind is tuple or kind is list else later
 
     def _later(self, value: Any) -> Any:
+        if type(value) is torch.Size:
+            value = tuple(value)
         kind = type(value)
         if kind in _PLAIN_ARGUMENTS or safe_isinstance(value, (type, np.dtype)):
             return value

@@ -184,7 +184,9 @@ _LITERALS = frozenset({int, float, bool, str, bytes, type(None)})
 
 
 def _is_input(value: Any) -> bool:
-    """Returns False for a number that no graph takes."""
+    """Returns False for a number that no graph takes, and for a list with one."""
+    if isinstance(value, list):
+        return all(map(_is_input, value))
     return not isinstance(value, (int, float)) or -_LARGEST < value < _LARGEST
 
 

@@ -34,7 +34,7 @@ def both(step, calls=6, arguments=lambda index: ()):
         return found
 
     compiled = sidefx_train.compile(step, backend="eager")
-    assert run(compiled) == run(step)
+    assert repr(run(compiled)) == repr(run(step))  # NaN is among the numbers
     return compiled.report()
 
 
@@ -86,6 +86,42 @@ def test_arrays_from_outside_that_change(name):
     batches = [random_state.randn(3) for _ in range(8)]
     report = both(ARRAYS[name], calls=8, arguments=lambda index: (batches[index],))
     assert len(report.captures) == (1 if name == "rows" else 4) and not report.breaks
+
+
+def test_truths_are_of_the_class_that_numpy_has():
+    def step(kept, x, a):
+        found = (a > 0).any()
+        return x * (2 if ~found else 3), found, a.tolist()
+
+    report = both(step, calls=6, arguments=lambda index: (np.full(9000, float(index % 2)) - 0.5,))
+    assert len(report.captures) == 2
+
+
+def test_lists_of_another_length():
+    def step(kept, x, a):
+        return x * sum(a[a > 0].tolist()), len(a[a > 0].tolist())
+
+    batches = [np.zeros(9000) for _ in range(6)]
+    for index, batch in enumerate(batches):
+        batch[: index // 2] = 1.5
+    both(step, calls=6, arguments=lambda index: (batches[index],))
+
+
+def test_numbers_that_no_graph_takes():
+    def step(kept, x, a):
+        return x * a[:2].tolist()[0], a.max()
+
+    batches = [np.ones(9000) for _ in range(5)]
+    batches[2][0] = np.inf
+    batches[3][:] = np.nan
+    batches[4][0] = 1e30
+    both(step, calls=5, arguments=lambda index: (batches[index],))
+
+
+def test_rows_of_images():
+    images = np.random.RandomState(0).randint(0, 255, (30, 12, 40)).astype(np.uint8)
+    report = both(lambda kept, x: x.sum() + torch.from_numpy(images[np.random.randint(0, 30, 4)]).float().mean())
+    assert len(report.captures) == 1 and not report.breaks
 
 
 def test_an_array_that_is_written_through_a_tensor():

@@ -88,7 +88,7 @@ class Arguments:
         if type(value) is torch.Size:
             value = tuple(value)
         kind = type(value)
-        if kind in _PLAIN_ARGUMENTS or safe_isinstance(value, (type, np.dtype)):
+        if kind in _PLAIN_ARGUMENTS or safe_isinstance(value, (type, np.dtype, np.generic)):
             return value
         if kind is slice:
             bounds = (value.start, value.stop, value.step)

@@ -119,7 +119,8 @@ class Interception:
         if computes_arrays(fn):
             return ABSENT if "out" in kwargs else self.world.random_draws.derived(fn, args, kwargs)
         if fn is np.random.seed or fn is np.random.default_rng:
-            return registry.INTERCEPTORS[fn](self.world, args, kwargs)
+            handler = registry.INTERCEPTORS.get(fn)  # the program may have replaced it
+            return ABSENT if handler is None else handler(self.world, args, kwargs)
         bound = type(fn) is types.BuiltinMethodType
         owner = fn.__self__ if bound else args[0] if args else None
         if not is_generator(owner) and type(owner) is not np.ndarray:

@@ -174,7 +174,9 @@ class RandomDraws:
             self._draws.append(draw(place, None))
             return self._array(value, label)
         if kind is list and len(value) <= _MOST_LISTED and len({*map(type, value)} | {int, float}) == 2:
-            self._draws.append(draw(place, None))
+            if not all(-_LARGEST < item < _LARGEST for item in value):
+                return ABSENT
+            self._draws.append(draw(place, kind))
             return self._list(value, label)
         if kind is tuple or kind is dict:  # a state
             self._draws.append(draw(place, kind))
@@ -195,7 +197,7 @@ class RandomDraws:
         place = len(self.values)
         self.values.append(value)
         self._draws.append(Draw(place + 1, int, None, (Drawn(place),), {}, int))
-        return bool(self._number(int(value), label) != 0)
+        return type(value)(bool(self._number(int(value), label) != 0))  # `~` of one of NumPy's is another
 
     def is_drawn(self, value: Any) -> bool:
         """Returns True for an array whose numbers differ at every call, and for a list or tuple with one."""
@@ -245,6 +247,7 @@ class RandomDraws:
 
     def _list(self, value: list[int | float], label: str) -> list[Any]:
         source, sources = self._append(value, label), self._heap.sources
+        self._heap.guard("length", source, len(value))
         return [self._heap.length(item, sources.item(source, index)) for index, item in enumerate(value)]
 
     def _number(self, value: int | float, label: str) -> Any:
@@ -373,7 +376,8 @@ def _is_array(value: Any) -> bool:
     """Returns True for an array that can become a tensor over its memory."""
     if type(value) is not np.ndarray or value.nbytes > _MOST_BYTES or value.dtype.byteorder not in "=|":
         return False
-    return value.dtype.kind in "bif" and value.dtype.itemsize <= 8 and min(value.strides, default=0) >= 0
+    known = value.dtype.kind in "bif" or value.dtype == np.uint8
+    return known and value.dtype.itemsize <= 8 and min(value.strides, default=0) >= 0
 
 
 def _is_small(value: Any) -> bool:

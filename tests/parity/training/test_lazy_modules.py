@@ -74,19 +74,7 @@ def test_a_module_that_is_never_called_is_reported():
     assert step.report().fallback_count == 20, str(step.report())
 
 
-class MakesItsParameter(LazyModuleMixin, nn.Module):
-    """Has nothing to materialize: its hook makes a parameter."""
-
-    def initialize_parameters(self, x):
-        self.weight = nn.Parameter(torch.ones(x.shape[-1]))
-
-    def forward(self, x):
-        return x * self.weight
-
-
-@pytest.mark.parametrize(
-    "make", [MakesItsParameter, lambda: nn.LazyBatchNorm1d(affine=False, track_running_stats=False), layers]
-)
+@pytest.mark.parametrize("make", [lambda: nn.LazyBatchNorm1d(affine=False, track_running_stats=False), layers])
 def test_with_fullgraph_the_first_step_may_initialize(make):
     """It is no graph break: the next steps are one graph."""
     shape = (4, 2, 6, 6) if make is layers else (4, 5)

@@ -1,4 +1,4 @@
-"""Lazy modules: the step in which one sees its first batch runs eagerly, whatever its initialization does."""
+"""Lazy modules that become another class: the step in which one sees its first batch runs eagerly."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 @registry.intercept(LazyModuleMixin._infer_parameters)
 def _initialized(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Refuses the step: parameters that the hook makes, and the class that it sets, are there at the next call."""
+    """Refuses a step whose hook sets the module's class, which is there at the next call; others are interpreted."""
     record = world.heap.record_of(args[0]) if args else None
-    if record is None:  # made in the step
+    if record is None or world.interp.getattr(args[0], "cls_to_become") is None:  # made in the step, or keeps its class
         return ABSENT
     refuse_whole(LAZY, f"{record.source.label} is initialized with the first batch", world.heap.locate())

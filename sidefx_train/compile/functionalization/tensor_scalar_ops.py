@@ -105,6 +105,10 @@ def _full_like(x: torch.Tensor, value: Any, dtype: Any = None, **_: Any) -> torc
     return value.value.to(dtype or x.dtype).expand(x.shape).clone()
 
 
+def _new_full(x: torch.Tensor, size: Any, value: Any, dtype: Any = None, device: Any = None, **_: Any) -> torch.Tensor:
+    return value.value.to(device=device or x.device, dtype=dtype or x.dtype).expand(size).clone()
+
+
 def _scalar_tensor(value: Any, dtype: Any = None, **_: Any) -> torch.Tensor:
     return value.value.to(dtype or torch.get_default_dtype())
 
@@ -116,6 +120,28 @@ def _masked_fill(x: torch.Tensor, mask: torch.Tensor, value: Any) -> torch.Tenso
 def _where(condition: torch.Tensor, x: Any, y: Any) -> torch.Tensor:
     like = x if isinstance(x, torch.Tensor) else y
     return torch.where(condition, _as(x, like), _as(y, like))
+
+
+def _searchsorted(sequence: torch.Tensor, value: Any, **kwargs: Any) -> torch.Tensor:
+    wanted = value.value.to(torch.result_type(sequence, 0.5))
+    return torch.searchsorted(sequence, wanted, **kwargs)
+
+
+def _bucketize(value: Any, boundaries: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    return torch.bucketize(value.value.to(torch.result_type(boundaries, 0.5)), boundaries, **kwargs)
+
+
+def _normal(
+    mean: Any, std: Any, size: Any, *, generator: Any = None, dtype: Any = None, device: Any = None, **_: Any
+) -> torch.Tensor:
+    made = torch.empty(size, dtype=dtype, device=device)
+    return _of_kernel(aten.normal_functional.default, (made, mean, std), {"generator": generator})
+
+
+def _rrelu_with_noise(x: torch.Tensor, noise: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    made, drawn = _of_kernel(aten.rrelu_with_noise_functional.default, (x, noise, *args), kwargs)
+    noise.copy_(drawn)
+    return made
 
 
 def _real(value: Any, x: torch.Tensor) -> Any:
@@ -247,6 +273,11 @@ _RULES: dict[str, Callable[..., torch.Tensor]] = {
     "fill": _fill,
     "full": _full,
     "full_like": _full_like,
+    "new_full": _new_full,
+    "normal.float_float": _normal,
+    "rrelu_with_noise": _rrelu_with_noise,
+    "searchsorted.Scalar": _searchsorted,
+    "bucketize.Scalar": _bucketize,
     "scalar_tensor": _scalar_tensor,
     "masked_fill": _masked_fill,
     "where": _where,
@@ -313,7 +344,7 @@ def call_with_scalars(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], re
     name = op._schema.name.split("::")[1]
     in_place = name.endswith("_") and not name.endswith("__")
     base = name.rstrip("_") if in_place else name
-    rule = _RULES.get(base)
+    rule = _RULES.get(f"{base}.{op._overloadname}") or _RULES.get(base)
     if rule is None or (base in _PRODUCTS and result_dtype in (torch.bfloat16, torch.float16)):  # rounded once
         return _of_kernel(op, args, kwargs)
     try:

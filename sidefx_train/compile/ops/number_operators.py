@@ -21,12 +21,12 @@ _NAMES = (
     "elu_backward", "embedding_renorm", "exponential", "geometric", "hardshrink", "hardshrink_backward", "hardtanh",
     "hardtanh_backward", "histc", "huber_loss", "huber_loss_backward", "index_add", "index_fill.int_Scalar",
     "leaky_relu", "leaky_relu_backward", "linalg_vector_norm", "log_normal", "logit", "logit_backward",
-    "nan_to_num", "native_dropout", "native_dropout_backward",
+    "multi_margin_loss", "multi_margin_loss_backward", "nan_to_num", "native_dropout", "native_dropout_backward",
     "native_group_norm", "native_layer_norm", "norm.Scalar", "norm.ScalarOpt_dim", "normal.Tensor_float",
-    "normal.float_Tensor", "normal_functional", "renorm", "rrelu_with_noise_backward", "scatter.value",
-    "smooth_l1_loss", "smooth_l1_loss_backward", "softplus", "softplus_backward", "softshrink", "softshrink_backward",
-    "std.correction", "std_mean.correction", "threshold", "threshold_backward", "uniform", "var.correction",
-    "var_mean.correction", "xlogy.Scalar_Other",
+    "normal.float_Tensor", "normal_functional", "renorm", "rrelu_with_noise_backward",
+    "rrelu_with_noise_functional", "scatter.value", "smooth_l1_loss", "smooth_l1_loss_backward", "softplus",
+    "softplus_backward", "softshrink", "softshrink_backward", "std.correction", "std_mean.correction", "threshold",
+    "threshold_backward", "uniform", "var.correction", "var_mean.correction", "xlogy.Scalar_Other",
 )  # fmt: skip
 """Operators that return new tensors, whose sizes do not depend on a number."""
 
@@ -46,6 +46,10 @@ _TYPES = {
 }  # fmt: skip
 _ANY = 0.5
 """A number with which fake tensors are computed: their sizes do not depend on it."""
+_ANY_POWER = 1.0
+"""The same for an argument ``p``: some kernels check that it is 1 or 2."""
+_LIKE = {aten.multi_margin_loss_backward.default: 1}
+"""Operators that cannot be computed with fake tensors, and the argument that their result is like."""
 
 
 def _op(name: str) -> Any:
@@ -105,7 +109,7 @@ class NumberOperator:
         args, kwargs = [], {}
         for argument, kind in zip(self._arguments, self._kinds, strict=True):
             value = next(rest) if kind in _NUMBERS or kind in _TYPES else None
-            value = number(value) if kind in _NUMBERS and value is not None else value
+            value = number(value, argument.name) if kind in _NUMBERS and value is not None else value
             if argument.kwarg_only:
                 kwargs[argument.name] = value
             else:
@@ -113,10 +117,12 @@ class NumberOperator:
         return self.op(*args, **kwargs)
 
     def _kernel(self, *given: Any) -> Any:
-        return self._call(given, torch.Tensor.item)
+        return self._call(given, lambda value, name: value.item())
 
     def _fake(self, *given: Any) -> Any:
-        return self._call(given, lambda value: _ANY)
+        if self.op in _LIKE:
+            return torch.empty_like(given[_LIKE[self.op]])
+        return self._call(given, lambda value, name: _ANY_POWER if name == "p" else _ANY)
 
 
 def _known() -> dict[Any, NumberOperator]:

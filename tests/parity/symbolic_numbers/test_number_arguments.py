@@ -52,6 +52,17 @@ STEPS = {
     "addmm": lambda x, v: torch.addmm(x, x, x, alpha=v, beta=v * 2),
     "threshold": lambda x, v: F.threshold(x, v, 0.0),
     "softshrink": lambda x, v: F.softshrink(x, v),
+    "random slopes": lambda x, v: F.rrelu(x, v / 4, v, training=True),
+    "margin of classes": lambda x, v: F.multi_margin_loss(x, TARGET, margin=v),
+    "normal numbers": lambda x, v: x + torch.normal(v, v / 2, (4, 4)),
+    "trapezoid": lambda x, v: torch.trapezoid(x, dx=v),
+    "sums of trapezoids": lambda x, v: torch.cumulative_trapezoid(x, dx=v),
+    "norm of linalg": lambda x, v: torch.linalg.norm(x[0], v + 2),
+    "place among numbers": lambda x, v: x * torch.searchsorted(torch.arange(8.0) / 8, v),
+    "place among integers": lambda x, v: x * torch.searchsorted(torch.arange(8), v * 8, right=True),
+    "bucket": lambda x, v: x * torch.bucketize(v * 8, torch.arange(8)),
+    "new tensor": lambda x, v: x * x.new_full((4,), v),
+    "new tensor of integers": lambda x, v: x * torch.ones(3, dtype=torch.int64).new_full((4,), v * 4),
     "two numbers": lambda x, v: F.elu(F.dropout(x, v), v),
     "recomputed": lambda x, v: checkpoint(lambda y: F.dropout(y.sin(), v).cos(), x, use_reentrant=False),
     "computed": lambda x, v: F.dropout(x, 1 - v / 2),
@@ -92,11 +103,18 @@ def test_one_graph_for_all_values_with_the_bits_of_eager(name):
         assert all(torch.equal(a, b) for a, b in zip(wanted, had, strict=True))
 
 
-FUSED = ("dropout", "lerp", "huber", "norm", "elu", "hardtanh", "addmm", "attention", "normal", "momentum")
+FUSED = (
+    *("dropout", "lerp", "huber", "norm", "elu", "hardtanh", "addmm", "attention", "normal", "momentum"),
+    *("random slopes", "margin of classes", "normal numbers", "place among numbers", "place among integers", "bucket"),
+    "new tensor",
+)
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-@pytest.mark.parametrize("name", FUSED)
+COMPILED = [(name, backend) for backend in ("aot_eager", "inductor") for name in FUSED]
+COMPILED.remove(("margin of classes", "aot_eager"))  # captured at each value
+
+
+@pytest.mark.parametrize(("name", "backend"), COMPILED)
 @pytest.mark.every(2)
 def test_compiled_code_reads_the_number(name, backend):
     want, have, report = run(STEPS[name], backend)

@@ -1,7 +1,8 @@
 """The differences between the bytecode of CPython 3.11, 3.12 and 3.13, all in this file.
 
 :func:`decode` converts a code object to instructions with the same names for all versions. Caches and ``EXTENDED_ARG``
-are removed, jump targets are indices into the result, names and constants are resolved. Sources: the ``dis`` module
+are removed, jump targets are indices into the result, names and constants are resolved. A conditional jump converts its
+condition to ``bool``: what 3.13 has for this before the jump is removed. Sources: the ``dis`` module
 documentation of each version and ``Objects/exception_handling_notes.txt``.
 """
 
@@ -12,6 +13,7 @@ import itertools
 import opcode
 import sys
 import types
+from bisect import bisect_left
 from typing import Any
 
 VERSION = sys.version_info[:2]
@@ -90,6 +92,7 @@ _NAMED = frozenset(
         "IMPORT_NAME", "IMPORT_FROM", "LOAD_FROM_DICT_OR_GLOBALS", "LOAD_METHOD",
     }
 )  # fmt: skip
+JUMPS_ON_TRUTH = frozenset({"POP_JUMP_IF_FALSE", "POP_JUMP_IF_TRUE"})
 _JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
 _EXTENDED_ARG = dis.opmap["EXTENDED_ARG"]
 
@@ -103,7 +106,7 @@ class Instruction:
         arg: numeric argument (slot number, count, flags).
         value: resolved argument: a name, a constant, a tuple of keyword names.
         target: index of the instruction jumped to, -1 if it does not jump.
-        offset: byte offset in ``co_code``.
+        offset: byte offset in ``co_code``; of a conditional jump that of its first part, which converts the condition.
         handler: ``(target index, stack depth, push_lasti)`` of the exception table, or ``None``.
     """
 
@@ -136,6 +139,7 @@ def decode(code: types.CodeType) -> list[Instruction]:
     jumps: list[Instruction] = []
     extended = 0
     kw_names: tuple[str, ...] | None = None
+    converted: int | None = None
     position, size = 0, len(raw)
     while position < size:
         op, arg = raw[position], raw[position + 1] | extended
@@ -158,23 +162,40 @@ def decode(code: types.CodeType) -> list[Instruction]:
         if name in _NOPS:
             position = after
             continue
-        instr = _common(code, name, arg, position, target)
+        if name == "TO_BOOL" and _jumps_on_truth(raw, after):
+            converted, position = position, after
+            continue
+        instr = _common(code, name, arg, position if converted is None else converted, target)
+        converted = None
         if instr.name == "CALL" and kw_names is not None:
             instr.value, kw_names = kw_names, None
         if target >= 0:
             jumps.append(instr)
         result.append(instr)
+        if instr.name == "COMPARE_OP" and instr.arg:
+            instr.arg = 0
+            if _jumps_on_truth(raw, after):
+                converted = position
+            else:
+                result.append(Instruction("TO_BOOL", 0, None, position))
         position = after
     for instr in jumps:
         instr.target = index_of[instr.target] + (FOR_ITER_SKIP if instr.name == "FOR_ITER" else 0)
     for before, instr in itertools.pairwise(result):
         if instr.name == "YIELD_VALUE" and before.name == "SEND":
             instr.target = before.target
+    offsets = [instr.offset for instr in result]
     for start, end, goal, depth, lasti in exception_table(code):
         entry = (index_of[goal], depth, lasti)
-        for instr in result[index_of[start] : index_of.get(end, len(result))]:
+        for instr in result[bisect_left(offsets, start) : bisect_left(offsets, end)]:
             instr.handler = entry
     return result
+
+
+def _jumps_on_truth(raw: bytes, position: int) -> bool:
+    while position < len(raw) and (raw[position] == _EXTENDED_ARG or dis.opname[raw[position]] in _NOPS):
+        position += 2
+    return position < len(raw) and dis.opname[raw[position]] in JUMPS_ON_TRUTH
 
 
 def _common(code: types.CodeType, name: str, arg: int, offset: int, target: int) -> Instruction:
@@ -197,7 +218,7 @@ def _common(code: types.CodeType, name: str, arg: int, offset: int, target: int)
         arg &= 3
     elif name == "COMPARE_OP":
         value = COMPARE_NAMES[dis.cmp_op[arg >> COMPARE_SHIFT]]
-        arg = 1 if VERSION >= (3, 13) and arg & 16 else 0  # converts the result to bool
+        arg = 1 if VERSION >= (3, 13) and arg & 16 else 0  # its result is converted to bool
     elif name == "BINARY_OP":
         symbol = opcode._nb_ops[arg][1]  # type: ignore[attr-defined]
         inplace = symbol.endswith("=")

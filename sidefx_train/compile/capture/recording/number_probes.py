@@ -49,16 +49,17 @@ _ORDERS = 2
 """Derivatives compared."""
 
 _POWERS = frozenset({"pow", "rpow", "float_power"})
-_BRANCHING = _POWERS | {"lerp", "norm", "linalg_vector_norm", "renorm", "dist", "rrelu", "xlogy"}
-"""Functions with a ``Scalar`` on whose value a derivative depends."""
+_BRANCHING = _POWERS | {
+    "cumulative_trapezoid", "dist", "lerp", "linalg_norm", "linalg_vector_norm", "multi_margin_loss", "norm", "renorm",
+    "rrelu", "std", "std_mean", "trapezoid", "var", "var_mean", "xlogy",
+}  # fmt: skip
+"""Functions with a ``Scalar`` whose value C++ code reads, there or in a derivative."""
 _DERIVED_ONLY = frozenset({"pow", "float_power", "lerp", "xlogy"})
 """Those of :data:`_BRANCHING` whose forward keeps the number symbolic."""
 _FUNCTIONS = frozenset({"torch.nn.functional", "torch.nn.init", "torch.functional", "torch._tensor"})
 """Modules of Python functions that run natively and pass numbers to C++ code."""
-_NO_TENSOR_FORM = frozenset({"multi_margin_loss", "rrelu", "rrelu_with_noise", "normal"})
-"""Functions whose kernels generated code cannot call with a number in a tensor."""
 _NORMS, _EPS = ("batch_norm", "instance_norm"), 7
-"""The same for ``eps`` of these, and its position."""
+"""Functions to whose kernels generated code cannot pass ``eps`` in a tensor, and its position."""
 _SHAPING = ("interpolate", "upsample", "arange", "range", "linspace", "logspace", "_upsample", "isclose", "allclose")
 """Functions that compute a size or a truth value with the number."""
 
@@ -82,6 +83,7 @@ _STEPS: dict[str, Callable[[Any], Any]] = {
 """What C++ code computes with a number; derivatives do so repeatedly (``1 / (1 - p)``)."""
 _WHOLE: tuple[Callable[[Any], Any], ...] = (
     _ROOT,
+    lambda x: x / 2.0,
     _alpha_scale,
     lambda x: _ALPHA * _alpha_scale(x),
     lambda x: _ALPHA * _alpha_scale(x) * x,
@@ -246,9 +248,8 @@ def _numbers(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tor
     """Returns the symbolic floats of a call, if torch's C++ code would read them."""
     given = (*args, *kwargs.values())
     numbers = {id(value): value for value in given if type(value) is torch.SymFloat}
-    given_name = str(getattr(fn, "__name__", ""))
-    name = given_name.strip("_")
-    if given_name in _NO_TENSOR_FORM or (name.endswith(_NORMS) and _has_eps(args, kwargs)):
+    name = str(getattr(fn, "__name__", "")).strip("_")
+    if name.endswith(_NORMS) and _has_eps(args, kwargs):
         return []
     if type(fn) is FunctionType:
         reads = fn.__module__ in _FUNCTIONS and not name.startswith(_SHAPING)

@@ -6,12 +6,14 @@ import dis
 import enum
 import inspect
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import bytecode as bc
 
+from sidefx_train.compile.capture.interpreter.bytecode_versions import JUMPS_ON_TRUTH
 from sidefx_train.compile.capture.interpreter.dispatch import code_info
 from sidefx_train.compile.capture.resume.exception_stack import stack_levels
 from sidefx_train.compile.capture.resume.liveness import super_calls
@@ -55,6 +57,26 @@ class Layout:
         return (id(self.code), self.index, self.names, self.stack)
 
 
+def _items(code: types.CodeType) -> Iterator[Any]:
+    """Yields the assembler's items; what converts a condition to ``bool`` is an instruction of its own."""
+    for item in bc.Bytecode.from_code(code):
+        if isinstance(item, bc.Instr) and item.name == "COMPARE_OP" and item.arg.name.endswith("_CAST"):  # type: ignore[union-attr]
+            yield bc.Instr(item.name, bc.Compare[item.arg.name.removesuffix("_CAST")], location=item.location)  # type: ignore[union-attr]
+            yield bc.Instr("TO_BOOL", location=item.location)
+        else:
+            yield item
+
+
+def conversions(items: list[Any]) -> set[int]:
+    """Returns the ids of the instructions that convert the condition of a jump, which are part of it."""
+    instructions = [item for item in items if isinstance(item, bc.Instr) and item.name not in SKIPPED]
+    return {
+        id(item)
+        for item, following in pairwise(instructions)
+        if item.name == "TO_BOOL" and following.name in JUMPS_ON_TRUTH
+    }
+
+
 class Body:
     """The original code: its instructions by index of the decoded program, with cells as variables."""
 
@@ -70,8 +92,11 @@ class Body:
         self.groups: dict[int, list[bc.Instr]] = {}
         dropped = 0
         active: bc.TryBegin | None = None
+        covering: bc.TryBegin | None = None
         pending: list[bc.Instr] = []
-        for item in bc.Bytecode.from_code(code):
+        items = list(_items(code))
+        of_jumps = conversions(items)
+        for item in items:
             if isinstance(item, bc.TryBegin):
                 active = item
             elif isinstance(item, bc.TryEnd):
@@ -82,10 +107,11 @@ class Body:
                 if item.name == "LOAD_SUPER_ATTR":
                     kind: Any = item.arg
                     item.arg = (kind[0], True, kind[2])  # like a call with arguments, which are on the stack
-                if item.name in ("KW_NAMES", "PRECALL"):
+                if item.name in ("KW_NAMES", "PRECALL") or id(item) in of_jumps:
                     pending.append(item)
+                    covering = active
                 elif item.name not in SKIPPED:
-                    self.tries[len(self.units)] = active
+                    self.tries[len(self.units)] = covering if pending else active
                     self.groups[len(self.units)] = [*pending, item]
                     self.units.append(item)
                     pending = []

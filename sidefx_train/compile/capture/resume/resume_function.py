@@ -30,6 +30,7 @@ from sidefx_train.compile.capture.resume.frame_layout import (
     Layout,
     Slot,
     assemble,
+    conversions,
     prelude,
 )
 from sidefx_train.errors import Unsupported
@@ -71,8 +72,9 @@ def _remember(made: types.CodeType, layout: Layout, items: list[Any], body: Body
     index_of = {id(unit): i for i, unit in enumerate(body.units)}
     table: dict[int, int] = {}
     count = 0
+    of_jumps = conversions(items)
     for item in items:
-        if isinstance(item, bc.Instr) and item.name not in SKIPPED:
+        if isinstance(item, bc.Instr) and item.name not in SKIPPED and id(item) not in of_jumps:
             if id(item) in index_of:
                 table[count] = index_of[id(item)]
             count += 1

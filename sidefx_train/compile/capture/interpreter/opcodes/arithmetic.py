@@ -19,8 +19,7 @@ def binary_op(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
 
 def compare_op(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     right = frame.pop()
-    answer = operators.compare(interp, instr.value, frame.stack[-1], right)
-    frame.stack[-1] = operators.truth(interp, answer) if instr.arg else answer
+    frame.stack[-1] = operators.compare(interp, instr.value, frame.stack[-1], right)
 
 
 def is_op(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:

@@ -91,6 +91,7 @@ PURE_FUNCTIONS: frozenset[Any] = frozenset(
         sys.is_finalizing,
         _thread.RLock,
         _thread.allocate_lock,
+        _thread.LockType,  # from Python 3.13 on, `threading.Lock` itself
         os.fspath,
         io.StringIO,
         io.BytesIO,

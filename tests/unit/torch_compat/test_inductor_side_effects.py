@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from tests.support.disk_cache import new_cache
+
 PROGRAM = """
 import sys, warnings
 import torch
@@ -51,12 +53,13 @@ print("done")
     "warmup, failure, then",
     [("now", "raise", "broken"), pytest.param("background", "eager", "", marks=pytest.mark.slow)],
 )
-def test_nothing_is_said_or_left(tmp_path, warmup, failure, then):
+def test_nothing_is_said_or_left(tmp_path, monkeypatch, warmup, failure, then):
     """Regression: an import of Inductor's warns, which failed the compilation where warnings are errors; each graph
     left a folder behind, and one that could not be compiled a message about it."""
-    temporary, cache = tmp_path / "temporary", tmp_path / "cache"
+    temporary = tmp_path / "temporary"
     temporary.mkdir()
-    environment = {**os.environ, "TMPDIR": str(temporary), "SIDEFX_CACHE_DIR": str(cache), "OMP_NUM_THREADS": "1"}
+    new_cache(tmp_path / "cache", monkeypatch)
+    environment = {**os.environ, "TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"}
     environment.pop("TORCHINDUCTOR_CACHE_DIR", None)
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, warmup, failure, then],

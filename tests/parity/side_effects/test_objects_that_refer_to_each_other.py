@@ -219,7 +219,7 @@ def parts_of(value: Any) -> Any:
     if isinstance(value, BaseException):
         return [value.args]
     if isinstance(value, types.GeneratorType):
-        return [value.gi_frame.f_locals]
+        return [dict(value.gi_frame.f_locals)]
     if isinstance(value, dict):
         return [value.get("default_factory"), *value.items()]
     if isinstance(value, (tuple, list, deque, set, frozenset)):

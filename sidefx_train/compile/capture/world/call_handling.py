@@ -590,9 +590,9 @@ class Calls:
                     answer = alive.reentry.outside(lambda: call(*args, **kwargs)) if swapped else call(*args, **kwargs)
             finally:
                 warning_watch.resume(watch)
-            return (
-                builtin_methods.concrete(answer) if type(answer) is torch.SymBool else answer
-            )  # C code may compare it
+            if type(answer) is torch.SymBool:  # C code may compare it
+                return builtin_methods.concrete(answer)
+            return alive.reentry.handed(answer)
 
         NATIVE_CODE.add(id(reentry_callbacks.__code__))
         vars(reentry_callbacks)["leads_to"] = fn

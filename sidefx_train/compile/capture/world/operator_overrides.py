@@ -260,15 +260,15 @@ class Operators:
 def _decides(value: Any, name: str) -> bool:
     """Returns True for an instance of a Python class, whose own methods define operators."""
     cls = type(value)
-    if cls in _TRACED or is_static(cls) or issubclass(cls, torch.Tensor):
-        return False
+    if cls in _TRACED or is_static(cls) or issubclass(cls, (torch.Tensor, int, float)):
+        return False  # of numbers, `number_subclasses` decides
     if not issubclass(cls, _VALUES):
         return True
     methods = operators.methods_of(name) or (f"__{name}__",)
     return any(type(getattr(cls, method, None)) is types.FunctionType for method in methods)
 
 
-_VALUES = (int, float, complex, str, tuple, list, dict)
+_VALUES = (complex, str, tuple, list, dict)
 
 
 def _is_text(value: Any) -> bool:

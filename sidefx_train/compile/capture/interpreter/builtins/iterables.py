@@ -217,10 +217,21 @@ def _of_iterables(fn: Any, position: int) -> None:
     def substitute(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if kwargs or len(args) != position + 1:
             return interp.native(fn, args, kwargs)
-        inner = EachItem(interp, args[position], _iterable)
+        source = args[position]
+        if _yields_static(interp, source):  # the native call reads what it holds
+            inner = iteration.for_c_code(interp, source)
+        else:
+            inner = EachItem(interp, source, _iterable)
         return interp.native(fn, (*(_for_call(interp, arg) for arg in args[:position]), inner), {})
 
     register(fn)(substitute)
+
+
+def _yields_static(interp: InterpreterAPI, source: Any) -> bool:
+    """Returns True if C code alone iterates over the items of an iterable."""
+    if type(source) in (zip, enumerate):
+        return True
+    return type(source) in (list, tuple) and all(is_static(type(item)) for item in iteration.to_list(interp, source))
 
 
 class EachItem(iteration.PythonIterable):

@@ -21,11 +21,13 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from sidefx_train.compile.capture.interpreter.bytecode_versions import ATTRIBUTE_MAY_BE_METHOD
 from sidefx_train.compile.capture.interpreter.object_model.attributes import is_static
 from sidefx_train.compile.capture.shadows.containers.traversal import VIEWS, held_by
+from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
 from sidefx_train.compile.common.library_modules import is_library, is_standard
 from sidefx_train.compile.common.plain_values import PLAIN_TYPES, is_plain
 from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE
@@ -135,6 +137,13 @@ class Reentry:
                 if type(value) is substitute:
                     _set_class(value, cls)
 
+    def handed(self, value: Any) -> Any:
+        """Returns a result that C code will read; an array whose numbers are only known at each call is refused."""
+        record = self.world.heap.record_of(value) if type(value) is np.ndarray else None
+        if safe_isinstance(record, ArrayRecord) and record.computed:
+            record.fill()
+        return value
+
     def outside(self, run: Callable[[], Any]) -> Any:
         """Calls ``run()``, interpreted code called by C code: it sees all objects with their own classes."""
         swapped = self.swapped
@@ -216,7 +225,7 @@ class Reentry:
 
     def _shim(self, fn: types.FunctionType) -> Callable[..., Any]:
         def shim(self_: Any, /, *args: Any, **kwargs: Any) -> Any:
-            return self.outside(lambda: self.world.interp.call(fn, (self_, *args), kwargs))
+            return self.handed(self.outside(lambda: self.world.interp.call(fn, (self_, *args), kwargs)))
 
         NATIVE_CODE.add(id(shim.__code__))
         return shim
@@ -225,7 +234,7 @@ class Reentry:
         def attribute(self_: Any, name: str) -> Any:
             value = self.outside(lambda: self.world.interp.getattr(self_, name))
             called = type(value) is types.MethodType and (name.startswith("__array") or name in _OF_MAPPINGS)
-            return self.world.interp.reentering(value) if called else value
+            return self.world.interp.reentering(value) if called else self.handed(value)
 
         NATIVE_CODE.add(id(attribute.__code__))
         return attribute

@@ -115,7 +115,7 @@ COMPILED.remove(("margin of classes", "aot_eager"))  # captured at each value
 
 
 @pytest.mark.parametrize(("name", "backend"), COMPILED)
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_compiled_code_reads_the_number(name, backend):
     want, have, report = run(STEPS[name], backend)
     assert len(report.captures) == 2 and not report.fallbacks, str(report)

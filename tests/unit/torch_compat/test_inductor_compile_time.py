@@ -137,6 +137,7 @@ def test_what_is_not_declared_in_torchs_c_interface_is_left_to_its_header() -> N
     assert header_free_wrapper("#include <vector>\n" + plain) is None
 
 
+@pytest.mark.slow  # its kernels are those of `cpp_codegen/test_kernel_prelude.py`
 def test_a_step_is_compiled_without_torchs_header_and_with_equal_numbers(
     empty_cache: Path, headers_read: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:

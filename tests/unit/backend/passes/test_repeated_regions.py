@@ -98,6 +98,7 @@ def test_equal_layers_are_lowered_once(divisions: list[Division | None]) -> None
     assert any("regions of" in note for note in notes) and not any("failed" in note for note in notes), notes
 
 
+@pytest.mark.slow  # `test_equal_layers_are_lowered_once` compares them with eager
 def test_parts_compute_what_the_whole_computes(
     divisions: list[Division | None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -97,6 +97,10 @@ class _Norm(nn.Module):
         return self.function(x, self.weight, self.bias)
 
 
+_EPS = 1e-6
+"""Of `rms_norm`; the default depends on the dtype, which is another one for the reference."""
+
+
 def _norms() -> dict[str, Iterator[Layer]]:
     def made(dims: int) -> Iterator[Layer]:
         for size in (
@@ -114,7 +118,7 @@ def _norms() -> dict[str, Iterator[Layer]]:
                 "group_norm by channel": (lambda x, w, b: F.group_norm(x, x.shape[1], w, b), channels),
                 "layer_norm": (lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b), size[-1:]),
                 "layer_norm of all": (lambda x, w, b: F.layer_norm(x, x.shape[1:], w, b), size[1:]),
-                "rms_norm": (lambda x, w, b: F.rms_norm(x, x.shape[-1:], w) + b, size[-1:]),
+                "rms_norm": (lambda x, w, b: F.rms_norm(x, x.shape[-1:], w, _EPS) + b, size[-1:]),
                 "local_response_norm": (lambda x, w, b: F.local_response_norm(x, 3) * w[0] + b[0], channels),
                 "normalize": (lambda x, w, b: F.normalize(x, dim=1) * w[0] + b[0], channels),
             }

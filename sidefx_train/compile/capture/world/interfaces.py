@@ -26,7 +26,7 @@ class CaptureWorldAPI(CaptureContext):
     context: contextvars_and_locks.ContextVariables
     locks: contextvars_and_locks.Locks
     queries: Queries
-    random_draws: Any
+    random_draws: Any  # `RandomDraws`, whose files import this one
     reads: Reads
     reentry: Reentry
     native_generators: list[types.GeneratorType[Any, Any, Any]]

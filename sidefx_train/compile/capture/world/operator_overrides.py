@@ -38,25 +38,11 @@ from sidefx_train.compile.common.type_checks import safe_isinstance
 
 _SUBSCRIPTS = frozenset({"getitem", "setitem", "delitem"})
 _OF_ARRAYS = frozenset(
-    (
-        "getitem",
-        "add",
-        "sub",
-        "mul",
-        "truediv",
-        "floordiv",
-        "mod",
-        "pow",
-        "matmul",
-        "and_",
-        "or_",
-        "xor",
-        "lt",
-        "le",
-        "eq",
-    )
-    + ("ne", "gt", "ge", "neg", "pos", "invert")
-)
+    {
+        "getitem", "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor",
+        "lt", "le", "eq", "ne", "gt", "ge", "neg", "pos", "invert",
+    }
+)  # fmt: skip
 """Operators that compute a new array, or a view or number of one."""
 
 _MOST_ITERATED = 64

@@ -8,7 +8,7 @@ from sidefx_train.compile.capture.interpreter.bytecode_versions import SEND_KEEP
 from sidefx_train.compile.capture.interpreter.frame import RETURNED, YIELDED, Frame
 from sidefx_train.compile.capture.interpreter.generators import InterpretedGenerator
 from sidefx_train.compile.capture.interpreter.object_model import iteration, operators
-from sidefx_train.compile.capture.interpreter.opcodes.raising_branches import truth_of_condition
+from sidefx_train.compile.capture.interpreter.opcodes.raising_branches import raising_truth
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.errors import Unsupported
 
@@ -23,14 +23,27 @@ def jump(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
 
 def pop_jump_if_false(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     value = frame.pop()
-    if value is False or (value is not True and not truth_of_condition(interp, frame, value, instr, frame.pc)):
+    if value is False or (value is not True and not _decided(interp, frame, instr, value)):
         frame.pc = instr.target
 
 
 def pop_jump_if_true(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     value = frame.pop()
-    if value is True or (value is not False and truth_of_condition(interp, frame, value, instr, frame.pc)):
+    if value is True or (value is not False and _decided(interp, frame, instr, value)):
         frame.pc = instr.target
+
+
+def _decided(interp: InterpreterAPI, frame: Frame, instr: Instruction, value: Any) -> Any:
+    """Returns the truth of a condition; if only the graph knows it and one branch only raises, assumes the other."""
+    try:
+        return operators.truth(interp, value)
+    except Unsupported as stop:
+        if stop.code != "SFX101":
+            raise
+        raising = raising_truth(frame.info, instr, frame.pc)
+        if raising is None or not interp.world.grant(value, not raising):
+            raise
+        return not raising
 
 
 def jump_if_false_or_pop(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:

@@ -1,44 +1,18 @@
-"""Conditions of branches of which one can only raise, found from the bytecode."""
+"""Finds branches that only raise, from the bytecode."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from sidefx_train.compile.capture.interpreter.object_model import operators
-from sidefx_train.errors import Unsupported
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter.bytecode_versions import Instruction
     from sidefx_train.compile.capture.interpreter.code import CodeInfo
-    from sidefx_train.compile.capture.interpreter.frame import Frame
-    from sidefx_train.compile.capture.interpreter.interfaces import InterpreterAPI
 
 _MOST = 400
 """Limit of inspected instructions."""
 
 _WAYS = {"POP_JUMP_IF_FALSE": False, "POP_JUMP_IF_TRUE": True}
 _LEAVES = frozenset({"RETURN_VALUE", "RETURN_CONST", "YIELD_VALUE", "RERAISE", "SEND", "RETURN_GENERATOR"})
-
-
-def truth_of_condition(interp: InterpreterAPI, frame: Frame, value: Any, jump: Instruction, following: int) -> Any:
-    """Returns the truth of a condition; if only the graph knows it and one branch only raises, assumes the other.
-
-    Args:
-        interp: the interpreter.
-        frame: the frame of the jump.
-        value: the condition.
-        jump: the jump on it.
-        following: index of the instruction after the jump.
-    """
-    try:
-        return operators.truth(interp, value)
-    except Unsupported as stop:
-        if stop.code != "SFX101":
-            raise
-        raising = raising_truth(frame.info, jump, following)
-        if raising is None or not interp.world.grant(value, not raising):
-            raise
-        return not raising
 
 
 def raising_truth(info: CodeInfo, instr: Instruction, following: int) -> bool | None:

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from sidefx_train.compile.common.host_programs import OF_NUMPY
+
 _Replay = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 _LARGEST = 2**62
@@ -187,7 +189,7 @@ def _is_input(value: Any) -> bool:
     """Returns False for a number that no graph takes, and for a list with one."""
     if isinstance(value, list):
         return all(map(_is_input, value))
-    return not isinstance(value, (int, float)) or -_LARGEST < value < _LARGEST
+    return not isinstance(value, (int, float, *OF_NUMPY)) or -_LARGEST < float(value) < _LARGEST
 
 
 def _same(a: Any, b: Any) -> bool:

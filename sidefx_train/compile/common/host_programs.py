@@ -13,7 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter, int, float, np.float64, np.int64)
+OF_NUMPY = (
+    np.float64, np.float32, np.float16, np.int64, np.int32, np.int16, np.int8, np.uint32, np.uint16, np.uint8,
+)  # fmt: skip
+"""NumPy's numbers that are inputs of a graph; NumPy itself computes with them."""
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, int, float, *OF_NUMPY)
 
 
 class Slot(NamedTuple):
@@ -111,7 +116,7 @@ class NumberCall:
                 np.seterr(under="raise")
             result = self._function(*args, **kwargs)
         for number in result if type(result) is tuple else (result,):
-            if type(number) not in COMPUTED or not -_LARGEST < number < _LARGEST:
+            if type(number) not in COMPUTED or not -_LARGEST < float(number) < _LARGEST:
                 raise ArithmeticError(f"{number!r} is no input of a graph")
         return result
 
@@ -119,7 +124,7 @@ class NumberCall:
         return f"NumberCall({id(self._function)})"
 
 
-COMPUTED = (int, float, bool, np.float64, np.int64, np.bool_)
+COMPUTED = (int, float, bool, np.bool_, *OF_NUMPY)
 """Types of numbers that the prologue computes by functions of C code."""
 
 _LARGEST = 2.0**62

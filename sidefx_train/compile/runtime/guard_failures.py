@@ -13,6 +13,7 @@ from sidefx_train.compile.capture.guards.kinds import KINDS, describe
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.guards.specialization import Specialization
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import CONTENTS
+from sidefx_train.compile.common.host_programs import OF_NUMPY
 from sidefx_train.compile.capture.shadows.transient_objects import same_structure
 from sidefx_train.compile.pipeline.entry import Entry
 from sidefx_train.compile.pipeline.run_context import Call
@@ -134,7 +135,7 @@ def specialized_after(
         spec = replace(spec, dynamic_sizes=spec.dynamic_sizes | changes.sizes)
     elif guard.kind == "is" and _replaced(guard.value, value, in_part):
         spec = replace(spec, refetched=spec.refetched | {label})
-    elif guard.kind == "equal" and type(guard.value) is type(value) in (np.float64, np.int64):
+    elif guard.kind == "equal" and type(guard.value) is type(value) in OF_NUMPY:
         spec = replace(spec, symbolic_numbers=spec.symbolic_numbers | {label})
     elif guard.kind == "equal" and (label.endswith(CONTENTS) or isinstance(guard.value, np.generic)):
         spec = _after_array(spec, label.removesuffix(CONTENTS))

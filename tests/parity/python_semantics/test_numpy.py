@@ -244,8 +244,7 @@ def test_a_branch_on_a_number_that_keeps_changing():
 
         return trained(loss, lambda index: (*arrays(index), np.float32(index / 2)))
 
-    report = parity(make, steps=8, whole=False, captures=None)
-    assert len(report.captures) == 4 and not report.fallbacks, f"{report}"
+    parity(make, steps=8, captures=3)
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -219,8 +219,8 @@ class SourceTable:
     def grad(self, parent: Source) -> Source:
         return self._intern("grad", parent, None, f"{parent.label}.grad")
 
-    def call(self, parent: Source) -> Source:
-        return self._intern("call", parent, None, f"{parent.label}()")
+    def call(self, parent: Source, label: str = "") -> Source:
+        return self._intern("call", parent, None, label or f"{parent.label}()")
 
     def values(self, parent: Source) -> Source:
         """Returns the values of a jagged tensor, a new object at every call."""

@@ -51,6 +51,8 @@ def _choose_symbolically(fn: Any, symbolic: Callable[[Any, Any], Any]) -> None:
     def choose(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if len(args) < 2 or kwargs or not all(safe_isinstance(value, (*compat.SYMBOLS, int, float)) for value in args):
             return ABSENT
+        if any(map(compat.numpy_class, args)):  # the result keeps the class of one of them
+            return world.computed_numbers.call(fn, args, kwargs)
         changing = [value for value in args if safe_isinstance(value, compat.SYMBOLS)]
         in_graph = len(args) == 2 and any(map(compat.is_unbacked, changing))
         if not changing or not (in_graph or _of_numbers(world, changing)):

@@ -66,7 +66,7 @@ def of_numbers(world: TraceWorld, data: Any, dtype: torch.dtype | None, device: 
         return ABSENT
     inferred = functools.reduce(torch.promote_types, map(_dtype, numbers))
     made = dtype or inferred
-    fits = made in _WIDE or all(safe_isinstance(number, torch.Tensor) and number.dtype == made for number in numbers)
+    fits = made in _WIDE or all(_has_dtype(number) and _dtype(number) == made for number in numbers)
     if not fits or (inferred.is_floating_point and made is torch.int64):
         return ABSENT
     place = {"device": torch.get_default_device() if device is None else device}
@@ -87,12 +87,20 @@ def _item(world: TraceWorld, number: Any, dtype: torch.dtype, place: dict[str, A
     return made if dtype is exact else world.guarded(torch.Tensor.to, (made, dtype), {})
 
 
+def _has_dtype(number: Any) -> bool:
+    """Returns True for a tensor and for a number of NumPy."""
+    return safe_isinstance(number, torch.Tensor) or compat.numpy_class(number) is not None
+
+
 def _dtype(number: Any) -> torch.dtype:
     """Returns the dtype that torch infers for one number."""
     if safe_isinstance(number, torch.Tensor):
         return number.dtype
     if type(number) is bool:
         return torch.bool
+    of_numpy = compat.numpy_class(number)
+    if of_numpy is not None:
+        return torch.from_numpy(np.empty(0, of_numpy)).dtype
     return torch.get_default_dtype() if type(number) in (float, torch.SymFloat) else torch.int64
 
 

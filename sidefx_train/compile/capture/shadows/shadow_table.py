@@ -68,6 +68,7 @@ from sidefx_train.compile.capture.shadows.records import (
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.distributed_models import refuse_if_distributed
 from sidefx_train.compile.common.host_draws import is_state
+from sidefx_train.compile.common.host_programs import OF_NUMPY
 from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.plain_values import CONTAINERS, DEFINITIONS, is_derived, is_member_of_c_enum, is_plain
 from sidefx_train.compile.common.sentinels import ABSENT
@@ -160,6 +161,7 @@ class ShadowTable(ShadowTableAPI):
         self.namespaces: dict[int, NamespaceRecord] = {}
         self.new_namespaces: dict[int, tuple[dict[str, Any], Any]] = {}
         self.numbers: list[tuple[Any, Source, Number]] = []
+        self.of_numpy: dict[int, tuple[Source, Any]] = {}
         self.number_sources: dict[int, Source] = {}
         self.reenter: Callable[[Any], Any] = _not_callable_yet
         self.dropped: Callable[[str], None] = _not_callable_yet
@@ -228,7 +230,7 @@ class ShadowTable(ShadowTableAPI):
             return derived_shadow(self, real, source)
         if cls is np.float64 and self.below(source, self._symbolic_roots):
             return self._number(real, source, name)
-        if cls in (np.float64, np.int64) and source.label in self.specialization.symbolic_numbers:
+        if cls in OF_NUMPY and source.label in self.specialization.symbolic_numbers:
             return self._numpy_number(real, source)
         if cls is np.ndarray and not real.dtype.hasobject:
             return self.register(array_shadow(self, real, source))
@@ -398,13 +400,11 @@ class ShadowTable(ShadowTableAPI):
 
     def _numpy_number(self, real: Number, source: Source) -> Any:
         """Returns the symbolic number for one of NumPy that changes; operators keep its class."""
-        if not -(2.0**62) < real < 2.0**62:
+        if not -(2.0**62) < float(real) < 2.0**62:
             self.guard("equal", source, real)
             return real
         self.guard("type", source, type(real))
-        number = self.length(real, source)
-        compat.mark_numpy(number, type(real))
-        return number
+        return self.number_of_numpy(real, source)
 
     def _symbolic_number(self, real: Number, source: Source) -> Any:
         number = self.tracer.add_scalar(float(real) if safe_isinstance(real, float) else int(real), source.label)
@@ -416,6 +416,15 @@ class ShadowTable(ShadowTableAPI):
         """Returns a symbolic length, or another number that is never a constant."""
         found = self._numbers_by_source.get(id(source))
         return self._symbolic_number(real, source) if found is None else found
+
+    def number_of_numpy(self, real: Any, source: Source) -> Any:
+        """Returns the symbolic number for one of NumPy: graph and guards get Python's, whose arithmetic is not rounded
+        to its class."""
+        plain = self.sources.call(self.sources.slot(source, "item"), source.label)
+        number = self.length(real.item(), plain)
+        compat.mark_numpy(number, type(real))
+        self.of_numpy[id(number)] = source, real
+        return number
 
     def ragged_size(self, fake: torch.Tensor) -> torch.SymInt:
         """Returns the size of the ragged dimension that a fake tensor of offsets or lengths stands for."""

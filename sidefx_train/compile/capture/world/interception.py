@@ -43,6 +43,7 @@ from sidefx_train.compile.capture.world.random_draws import computes_arrays
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.host_draws import is_generator
+from sidefx_train.compile.common.host_programs import OF_NUMPY
 from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import attribute_of, class_method_of, safe_isinstance
@@ -191,7 +192,7 @@ class Interception:
         """Converts numbers, and makes strings of values that are known only after the graph."""
         if fn is int or fn is float or fn is bool:
             return builtin_methods.convert_number(self.world, fn, args)
-        if fn is np.float64 or fn is np.int64:
+        if safe_isinstance(fn, type) and fn in OF_NUMPY:
             return self.world.computed_numbers.call(fn, args, kwargs)
         if joins(fn) and len(args) == 1 and hasattr(type(args[0]), "__next__"):
             return self.interp.call(fn, (self.interp.iterate(args[0]),), kwargs)

@@ -30,7 +30,7 @@ from sidefx_train.compile.common.host_draws import (
     is_global,
     is_plain_generator,
 )
-from sidefx_train.compile.common.host_programs import ArrayCall
+from sidefx_train.compile.common.host_programs import OF_NUMPY, ArrayCall
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
 from sidefx_train.compile.graph.fx_utils import one_generator
@@ -184,13 +184,12 @@ class RandomDraws:
         if kind in (bool, np.bool_):
             self._draws.append(draw(place, kind))
             return self._truth(value, label)
-        if kind not in _NUMBER_TYPES or not math.isfinite(value) or abs(value) >= _LARGEST:
+        if kind not in _NUMBER_TYPES or not math.isfinite(value) or abs(float(value)) >= _LARGEST:
             return ABSENT
         self._draws.append(draw(place, kind))
-        number = self._number(value, label)
-        if issubclass(kind, np.generic):
-            compat.mark_numpy(number, kind)
-        return number
+        if kind in OF_NUMPY:
+            return self._heap.number_of_numpy(value, self._append(value, label))
+        return self._number(value, label)
 
     def _truth(self, value: Any, label: str) -> Any:
         """Returns a truth, on which the step may decide: the guard is on a number, like any of drawn numbers."""
@@ -368,7 +367,7 @@ _ARRAY_FUNCTIONS = frozenset(
 )
 
 
-_NUMBER_TYPES = frozenset({int, float, np.int64, np.float64})
+_NUMBER_TYPES: frozenset[Any] = frozenset({int, float, *OF_NUMPY})
 _DERIVED = frozenset({np.ndarray, *_NUMBER_TYPES, bool, np.bool_, list})
 
 

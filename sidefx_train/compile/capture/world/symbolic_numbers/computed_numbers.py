@@ -16,7 +16,7 @@ import torch
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.world.symbolic_numbers.program_writer import ProgramWriter
 from sidefx_train.compile.common import trace_rules
-from sidefx_train.compile.common.host_programs import HostProgram, NumberCall, Slot, Step
+from sidefx_train.compile.common.host_programs import OF_NUMPY, HostProgram, NumberCall, Slot, Step
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
 
@@ -26,14 +26,17 @@ if TYPE_CHECKING:
 
 _MODULES = frozenset({"math", "numpy", "operator", "_operator"})
 _OF_BUILTINS = frozenset({divmod, pow, round, abs})
-_CLASSES = frozenset({np.float64, np.int64, float, int})
+_CHOICES = frozenset({max, min})
+_CLASSES: frozenset[Any] = frozenset({float, int, *OF_NUMPY})
+_OF_FLOATS = ("as_integer_ratio", "is_integer")
 NUMBER_METHODS: frozenset[Any] = frozenset(
     (int.bit_length, int.bit_count, int.conjugate, int.as_integer_ratio, float.is_integer, float.conjugate)
-    + (float.as_integer_ratio, np.float64.item, np.int64.item, np.float64.as_integer_ratio, np.float64.is_integer)
+    + (float.as_integer_ratio, np.generic.item, np.generic.astype)
+    + tuple(getattr(kind, name) for kind in (np.float16, np.float32, np.float64) for name in _OF_FLOATS)
 )
 """Methods of numbers that return numbers."""
 
-_LITERALS = (bool, int, float, str, type(None), np.float64, np.float32, np.int64, np.int32, np.bool_)
+_LITERALS = (bool, int, float, str, type(None), np.bool_, *OF_NUMPY)
 _LARGEST_ARRAY = 256
 """Elements of an array that a program holds, such as the table of ``np.interp``."""
 
@@ -48,10 +51,10 @@ class ComputedNumbers:
     def call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Returns the result of a function of numbers, some of them symbolic; :data:`ABSENT` if it is to be called on
         their values, which are guarded then."""
-        if not _is_known(fn) or not self._world.host_reads.allowed:
+        if not self._world.host_reads.allowed:
             return ABSENT
         given = _Arguments()
-        if not given.take((args, tuple(kwargs.values()))) or not given.symbols:
+        if not given.take((args, tuple(kwargs.values()))) or not given.symbols or not _is_known(fn, given.symbols):
             return ABSENT
         tracer = self._world.tracer
         if not all(tracer.has_node(each) and not compat.is_unbacked(each) for each in given.symbols):
@@ -88,10 +91,7 @@ class ComputedNumbers:
             heap.guard("is", source, value)
             return value
         heap.guard("type", source, type(value))
-        number = heap.length(value, source)
-        if issubclass(type(value), np.generic):
-            compat.mark_numpy(number, type(value))
-        return number
+        return heap.number_of_numpy(value, source) if type(value) in OF_NUMPY else heap.length(value, source)
 
 
 class _Arguments:
@@ -116,7 +116,7 @@ class _Arguments:
         if type(value) in (torch.SymInt, torch.SymFloat):
             self.symbols.append(value)
             return True
-        return type(value) in _LITERALS
+        return type(value) in _LITERALS or (safe_isinstance(value, type) and value in _CLASSES)
 
     def filled(self, value: Any, places: dict[int, Slot]) -> Any:
         """Returns a value with positions in place of symbolic numbers, and copies of what the step may write to."""
@@ -130,14 +130,18 @@ class _Arguments:
         return places[id(value)] if kind in (torch.SymInt, torch.SymFloat) else value
 
 
-def _is_known(fn: Any) -> bool:
+def _is_known(fn: Any, numbers: list[Any]) -> bool:
     """Returns True for pure functions of C code that compute numbers from numbers."""
+    if type(fn).__hash__ is None:
+        return False
     if safe_isinstance(fn, type):
         return fn in _CLASSES
     if type(fn) is np.ufunc:  # one may be made of a Python function
         return getattr(np, attribute_of(fn, "__name__", ""), None) is fn
     if type(fn) is types.BuiltinFunctionType and fn in _OF_BUILTINS:
         return True
+    if type(fn) is types.BuiltinFunctionType and fn in _CHOICES:  # others are compared, or chosen by the graph
+        return any(map(compat.numpy_class, numbers))
     if safe_isinstance(fn, types.MethodDescriptorType) and fn in NUMBER_METHODS:
         return True
     return attribute_of(fn, "__module__", "") in _MODULES and trace_rules.is_pure(fn)

@@ -86,7 +86,7 @@ class ProgramWriter:
         self._numbers = {}
         for number, source, real in world.heap.numbers:
             node = tracer.node_of(number)
-            self._numbers[node], self._inputs[node] = source, real
+            self._numbers[node], self._inputs[node] = world.heap.of_numpy.get(id(number), (source, real))
 
     def of(self, nodes: Iterable[fx.Node]) -> Written | None:
         """Returns the program; ``None`` if an operation on the way is not one that it can repeat."""

@@ -13,8 +13,8 @@ from sidefx_train.compile.capture.guards.kinds import KINDS, describe
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.guards.specialization import Specialization
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import CONTENTS
-from sidefx_train.compile.common.host_programs import OF_NUMPY
 from sidefx_train.compile.capture.shadows.transient_objects import same_structure
+from sidefx_train.compile.common.host_programs import OF_NUMPY
 from sidefx_train.compile.pipeline.entry import Entry
 from sidefx_train.compile.pipeline.run_context import Call
 from sidefx_train.compile.runtime.describe import short

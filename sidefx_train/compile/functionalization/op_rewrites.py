@@ -10,38 +10,42 @@ import torch
 from sidefx_train.compile.functionalization import memory_format as layouts
 from sidefx_train.compile.functionalization.tensor_scalar_ops import TensorScalar
 from sidefx_train.compile.ops import ctc_loss, mkldnn_rnn
-from sidefx_train.errors import BackendError
+from sidefx_train.compile.ops.number_operators import call_with_tensors
 
 aten = torch.ops.aten
 
 
 def _native_batch_norm(
-    x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
+    x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: Any
 ) -> Any:
     """``native_batch_norm`` updates its statistics although its schema does not say so."""
     if not training:
-        return aten._native_batch_norm_legit_no_training.default(x, weight, bias, mean, var, momentum, eps)
+        no_training = aten._native_batch_norm_legit_no_training.default
+        return _call(no_training, x, weight, bias, mean, var, momentum, eps)
     if mean is None:
-        return aten._native_batch_norm_legit.no_stats(x, weight, bias, True, momentum, eps)
-    out, saved_mean, saved_rstd, new_mean, new_var = aten._native_batch_norm_legit_functional.default(
-        x, weight, bias, mean, var, True, momentum, eps
+        return _call(aten._native_batch_norm_legit.no_stats, x, weight, bias, True, momentum, eps)
+    out, saved_mean, saved_rstd, new_mean, new_var = _call(
+        aten._native_batch_norm_legit_functional.default, x, weight, bias, mean, var, True, momentum, eps
     )
     mean.copy_(new_mean)
     var.copy_(new_var)
     return out, saved_mean, saved_rstd
 
 
-def batch_norm_with_changing_momentum(
+def _call(op: Any, *args: Any) -> Any:
+    """Calls an operator whose last argument may be a 0-dim tensor."""
+    *given, eps = args
+    return call_with_tensors(op, (*given, eps.value), {}) if isinstance(eps, TensorScalar) else op(*args)
+
+
+def batch_norm_with_changing_numbers(
     x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: Any, eps: Any
 ) -> Any:
-    """``native_batch_norm`` whose momentum is a 0-dim tensor: the statistics of the batch are mixed in outside of it.
-
-    Raises:
-        BackendError: ``eps`` is a tensor too.
-    """
-    if isinstance(eps, TensorScalar):
-        raise BackendError("SFX201", "a number that changes from call to call is eps of a batch norm")
-    if not training or mean is None or not isinstance(momentum, TensorScalar):
+    """``native_batch_norm`` whose momentum or ``eps`` is a 0-dim tensor: the statistics of the batch are mixed in
+    outside of it."""
+    if not isinstance(momentum, TensorScalar):
+        return _native_batch_norm(x, weight, bias, mean, var, training, momentum, eps)
+    if not training or mean is None:
         return _native_batch_norm(x, weight, bias, mean, var, training, 0.0, eps)
     of_batch, var_of_batch = mean.clone(), var.clone()
     made = _native_batch_norm(x, weight, bias, of_batch, var_of_batch, True, 1.0, eps)
@@ -55,8 +59,7 @@ def _cudnn_batch_norm(
     x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: Any, eps: Any
 ) -> Any:
     """``cudnn_batch_norm`` as a batch norm that a compiler can fuse; its backward needs no reserved memory then."""
-    norm = batch_norm_with_changing_momentum if isinstance(momentum, TensorScalar) else _native_batch_norm
-    made = norm(x, weight, bias, mean, var, training, momentum, eps)
+    made = batch_norm_with_changing_numbers(x, weight, bias, mean, var, training, momentum, eps)
     return *made, aten.empty.memory_format([0], dtype=torch.uint8, device=x.device)
 
 
@@ -64,7 +67,10 @@ def _cudnn_batch_norm_backward(
     x: Any, grad: Any, weight: Any, mean: Any, var: Any, saved_mean: Any, saved_rstd: Any, eps: Any, reserved: Any
 ) -> Any:
     masks = [True, True, True]
-    return aten.native_batch_norm_backward.default(grad, x, weight, mean, var, saved_mean, saved_rstd, True, eps, masks)
+    given = (grad, x, weight, mean, var, saved_mean, saved_rstd, True)
+    if isinstance(eps, TensorScalar):
+        return call_with_tensors(aten.native_batch_norm_backward.default, (*given, eps.value, masks), {})
+    return aten.native_batch_norm_backward.default(*given, eps, masks)
 
 
 def _batch_norm_into(*args: Any, out: Any, save_mean: Any, save_invstd: Any) -> Any:

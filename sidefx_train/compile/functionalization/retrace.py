@@ -21,7 +21,7 @@ from sidefx_train.compile.functionalization.fused_optimizers import fused_update
 from sidefx_train.compile.functionalization.op_rewrites import (
     CHANNELS_LAST,
     REWRITES,
-    batch_norm_with_changing_momentum,
+    batch_norm_with_changing_numbers,
 )
 from sidefx_train.compile.functionalization.optimizer_tail import is_fused_update
 from sidefx_train.compile.functionalization.scalar_placement import ScalarPlan, is_scalar_node, is_unknown_size
@@ -418,7 +418,7 @@ class Retracer:
         if target is aten.lift_fresh_copy.default and self._is_own_constant(node.args[0]):
             return args[0]
         if target is aten.native_batch_norm.default and has_tensor_scalar(args):
-            return batch_norm_with_changing_momentum(*args)
+            return batch_norm_with_changing_numbers(*args)
         if rule is not None:
             return rule(*args, **kwargs)
         if target in layouts.DRAWS and not has_tensor_scalar((args, kwargs)):

@@ -44,6 +44,17 @@ STEPS = {
     "uniform": lambda x, v: x + torch.empty(4, 4).uniform_(-v, v),
     "bernoulli": lambda x, v: x * torch.empty(4, 4).bernoulli_(v),
     "momentum": lambda x, v: F.batch_norm(x, torch.zeros(4), torch.ones(4), training=True, momentum=v),
+    "eps of a batch norm": lambda x, v: F.batch_norm(x, torch.zeros(4), torch.ones(4), training=True, eps=v),
+    "eps and momentum": lambda x, v: F.batch_norm(x, torch.zeros(4), torch.ones(4), None, None, True, v, v / 2),
+    "eps in evaluation": lambda x, v: F.batch_norm(x, torch.zeros(4), torch.ones(4), eps=v),
+    "eps of an instance norm": lambda x, v: F.instance_norm(x[None], eps=v),
+    "eps of an rms norm": lambda x, v: F.rms_norm(x, (4,), eps=v),
+    "eps of an rms norm in double": lambda x, v: F.rms_norm(x.double(), (4,), eps=v).float(),
+    "celu": lambda x, v: F.celu(x, v),
+    "celu in place": lambda x, v: F.celu(x * 1, v, inplace=True),
+    "variance": lambda x, v: x.var(1, correction=v * 3),
+    "deviation": lambda x, v: torch.std(x, (0, 1), correction=v * 3),
+    "variance and mean": lambda x, v: torch.stack(torch.var_mean(x, correction=v * 3)),
     "elu": lambda x, v: F.elu(x, v),
     "leaky relu": lambda x, v: F.leaky_relu(x, v),
     "softplus": lambda x, v: F.softplus(x, v),
@@ -106,7 +117,8 @@ def test_one_graph_for_all_values_with_the_bits_of_eager(name):
 FUSED = (
     *("dropout", "lerp", "huber", "norm", "elu", "hardtanh", "addmm", "attention", "normal", "momentum"),
     *("random slopes", "margin of classes", "normal numbers", "place among numbers", "place among integers", "bucket"),
-    "new tensor",
+    *("new tensor", "eps of a batch norm", "eps in evaluation", "eps of an instance norm", "eps of an rms norm"),
+    *("celu", "deviation"),
 )
 
 
@@ -218,3 +230,34 @@ def test_a_number_that_is_zero_is_not_another_zero_of_the_graph(backend):
         torch.manual_seed(0)
         have = compiled(torch.ones(4))
         assert all(map(torch.equal, want, have)), value
+
+
+@pytest.mark.parametrize("made", [torch.var, torch.std])
+def test_integers_that_a_variance_corrects_by(made):
+    """Also as many as there are elements, and more: the derivative decides on that."""
+
+    def step(x):
+        y = made(x, 1, correction=State.value) + made(x, correction=State.value)
+        (gradient,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        gradient.square().sum().backward()
+        return y.detach()
+
+    values = [0, 1, 2, 3, 1, 0, 4, 2, 5, 16, 17]
+    compiled = sidefx_train.compile(step, backend="eager")
+    for wanted, had in zip(history(step, step, values), history(step, compiled, values), strict=True):
+        assert all(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(wanted, had, strict=True))
+    report = compiled.report()
+    assert len(report.captures) <= 6 and not report.fallbacks, str(report)
+
+
+def test_a_second_derivative_of_a_number_in_single_precision():
+    def step(x):
+        y = F.celu(x, State.value)
+        (gradient,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        gradient.square().sum().backward()
+        return y.detach()
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    for wanted, had in zip(history(step, step), history(step, compiled), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(wanted, had, strict=True))
+    assert len(compiled.report().captures) == 2, str(compiled.report())

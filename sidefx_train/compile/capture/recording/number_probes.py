@@ -26,6 +26,7 @@ from torch import fx
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.common import trace_rules
+from sidefx_train.compile.graph.derived_numbers import BOUNDS, Derived, as_single, derived, derived_of_single
 from sidefx_train.compile.graph.number_arguments import replace_constants, takes_double
 from sidefx_train.errors import Unsupported
 
@@ -35,9 +36,7 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 Place = tuple[float, float]
 Stream = list[tuple[Any, ...]]
-Derived = tuple[Callable[[Any], Any], set[str]]
 
-_BOUNDS = (-math.inf, -1.0, 0.0, 1.0, 2.0, math.inf)
 _HIDING = frozenset({aten.lift_fresh.default, aten.lift.default, aten.lift_fresh_copy.default})
 """Operations on tensors that Python or C++ code filled without the dispatcher."""
 _UNBOUNDED = 10.0
@@ -58,37 +57,10 @@ _DERIVED_ONLY = frozenset({"pow", "float_power", "lerp", "xlogy"})
 """Those of :data:`_BRANCHING` whose forward keeps the number symbolic."""
 _FUNCTIONS = frozenset({"torch.nn.functional", "torch.nn.init", "torch.functional", "torch._tensor"})
 """Modules of Python functions that run natively and pass numbers to C++ code."""
-_NORMS, _EPS = ("batch_norm", "instance_norm"), 7
-"""Functions to whose kernels generated code cannot pass ``eps`` in a tensor, and its position."""
+_VARIANCES = frozenset({"std", "std_mean", "var", "var_mean"})
+"""Functions whose C++ code compares the number with the number of elements alone, and takes integers as floats."""
 _SHAPING = ("interpolate", "upsample", "arange", "range", "linspace", "logspace", "_upsample", "isclose", "allclose")
 """Functions that compute a size or a truth value with the number."""
-
-_ROOT = compat.SYMBOLIC_MATH[math.sqrt]
-_ALPHA = 1.7580993408473766
-"""Scale of ``alpha_dropout``."""
-
-
-def _alpha_scale(p: Any) -> Any:
-    return 1.0 / _ROOT((_ALPHA * _ALPHA * p + 1) * (1 - p))
-
-
-_STEPS: dict[str, Callable[[Any], Any]] = {
-    "1 - x": lambda x: 1 - x,
-    "x - 1": lambda x: x - 1,
-    "x - 2": lambda x: x - 2,
-    "-x": lambda x: -x,
-    "1 / x": lambda x: 1.0 / x,
-    "x + 1": lambda x: x + 1,
-}
-"""What C++ code computes with a number; derivatives do so repeatedly (``1 / (1 - p)``)."""
-_WHOLE: tuple[Callable[[Any], Any], ...] = (
-    _ROOT,
-    lambda x: x / 2.0,
-    _alpha_scale,
-    lambda x: _ALPHA * _alpha_scale(x),
-    lambda x: _ALPHA * _alpha_scale(x) * x,
-)
-_DEPTH = 3
 
 
 class Probes:
@@ -108,16 +80,27 @@ class Probes:
 
     # --- calls
 
-    def given_to(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
-        """Returns a call with probes in place of its symbolic floats; unchanged where that is not needed, or wrong."""
+    def given_to(
+        self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], single: Callable[[Any], Any]
+    ) -> tuple[Any, Any, Any]:
+        """Returns a call with probes in place of its symbolic floats; unchanged where that is not needed, or wrong.
+
+        Args:
+            fn: the function.
+            args: its arguments.
+            kwargs: the same, by name.
+            single: rounds a symbolic float to float32; ``None`` if it cannot.
+        """
         call = fn, args, kwargs
         owner = getattr(fn, "__self__", None)
         if type(owner) is compat.FakeTensor:
             fn, args = getattr(torch.Tensor, fn.__name__), (owner, *args)
+        if str(getattr(fn, "__name__", "")) in _VARIANCES and type(kwargs.get("correction")) is torch.SymInt:
+            kwargs = {**kwargs, "correction": torch.sym_float(kwargs["correction"])}
         numbers = _numbers(fn, args, kwargs)
         if not numbers:
             return call
-        if not compat.inside_transform() and (probed := self._probed(fn, numbers, args, kwargs)) is not None:
+        if not compat.inside_transform() and (probed := self._probed(fn, numbers, args, kwargs, single)) is not None:
             return probed
         if str(fn.__name__).strip("_") in _POWERS and compat.POWERS_HIDE_NUMBER:
             return (fn, *_with(numbers, [float(number) for number in numbers], (args, kwargs)))
@@ -165,27 +148,43 @@ class Probes:
         if self.awaited:
             raise Unsupported("SFX109", "calls an operator of a DTensor that computes with a changing number", None)
 
-    def _probed(self, fn: Any, numbers: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _probed(
+        self, fn: Any, numbers: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any], single: Callable[[Any], Any]
+    ) -> Any:
         """Returns a call with probes in place of its symbolic floats; ``None`` where that is not needed, or wrong."""
-        limits = _limits(args, kwargs)
+        totals = _reduced(*args[:2], **kwargs) if str(fn.__name__) in _VARIANCES else frozenset()
+        limits = [-math.inf, *map(float, sorted(totals)), math.inf] if totals else _limits(args, kwargs)
         found = [_between(compat.hint_of(number), limits) for number in numbers]
         between = [place for place in found if place is not None]
         sizes = _sizes((*args, *kwargs.values()))
         if sizes is None or len(between) < len(numbers) or not _specializes(fn, numbers, args, kwargs):
             return None
-        streams, constants = [], []
+        streams, constants, tried = [], [], []
         for _ in range(2):
             values = self._new(numbers, between)
             try:
                 streams.append(_stream(fn, *_with(numbers, values, (args, kwargs))))
             except Exception:  # the call raises, or a derivative does: as without a probe
                 return None
-            constants.append([_derived(value, sizes) for value in values])
+            tried.append(values)
+            constants.append([derived(value, sizes, totals) for value in values])
+        rounded: list[Any] = []
         if not _explained(*streams, *constants):
+            constants = [
+                [_with_single(*each) for each in zip(*pair, strict=True)] for pair in zip(tried, constants, strict=True)
+            ]
+            if not _explained(*streams, *constants):
+                return None
+            rounded = list(map(single, numbers))
+            if None in rounded:
+                return None
+        chosen = self._chosen_for(numbers, between)
+        if not _in_order(numbers, chosen) or (rounded and any(as_single(value) == value for value in chosen)):
             return None
-        chosen = self._chosen_for(numbers, between, sizes)
-        if not _in_order(numbers, chosen):
-            return None
+        for value, number in zip(chosen, numbers, strict=True):
+            self._note(derived(value, sizes, totals), number)
+        for value, number in zip(chosen, rounded, strict=False):
+            self._note(derived_of_single(value), number)
         _guard(numbers, between)
         return (fn, *_with(numbers, chosen, (args, kwargs)))
 
@@ -204,15 +203,17 @@ class Probes:
         ranks = sorted(range(len(numbers)), key=lambda i: float(compat.hint_of(numbers[i])))
         return [value for _, value in sorted(zip(ranks, sorted(values), strict=True))]
 
-    def _chosen_for(self, numbers: list[torch.SymFloat], between: list[Place], sizes: frozenset[int]) -> list[float]:
-        """Returns the numbers' probes for the whole capture, and remembers what is computed from them."""
-        chosen = []
-        for number, place, new in zip(numbers, between, self._new(numbers, between), strict=True):
-            value = self._chosen.setdefault((self.tracer.node_of(number), place), new)
-            for constant, (function, _) in _derived(value, sizes).items():
-                self.symbols.setdefault(constant, functools.partial(function, number))
-            chosen.append(value)
-        return chosen
+    def _chosen_for(self, numbers: list[torch.SymFloat], between: list[Place]) -> list[float]:
+        """Returns the numbers' probes for the whole capture."""
+        return [
+            self._chosen.setdefault((self.tracer.node_of(number), place), new)
+            for number, place, new in zip(numbers, between, self._new(numbers, between), strict=True)
+        ]
+
+    def _note(self, table: dict[float, Derived], number: torch.SymFloat) -> None:
+        """Remembers what is computed from a number."""
+        for constant, (function, _) in table.items():
+            self.symbols.setdefault(constant, functools.partial(function, number))
 
     # --- recorded operations
 
@@ -249,8 +250,6 @@ def _numbers(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tor
     given = (*args, *kwargs.values())
     numbers = {id(value): value for value in given if type(value) is torch.SymFloat}
     name = str(getattr(fn, "__name__", "")).strip("_")
-    if name.endswith(_NORMS) and _has_eps(args, kwargs):
-        return []
     if type(fn) is FunctionType:
         reads = fn.__module__ in _FUNCTIONS and not name.startswith(_SHAPING)
     else:
@@ -266,10 +265,6 @@ def _numbers(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tor
     return list(numbers.values())
 
 
-def _has_eps(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return any(type(value) is torch.SymFloat for value in (*args[_EPS:], kwargs.get("eps")))
-
-
 @functools.lru_cache(maxsize=512)
 def reads_numbers(name: str) -> bool:
     """Returns True if torch's C++ code reads the value of a number argument of the function ``name``."""
@@ -282,10 +277,27 @@ def reads_numbers(name: str) -> bool:
     return any(takes_double(op) for op in operators)
 
 
+def _reduced(x: Any, dim: Any = None, **_: Any) -> frozenset[int]:
+    """Returns the number of elements that a variance is computed of, if it is known."""
+    if not isinstance(x, torch.Tensor):
+        return frozenset()
+    dims = range(x.dim()) if dim is None or dim == () else (dim,) if type(dim) is int else dim
+    if not all(type(each) is int and -x.dim() <= each < x.dim() for each in dims):
+        return frozenset()
+    sizes = [x.shape[each] for each in dims]
+    return frozenset({math.prod(sizes)}) if all(type(size) is int for size in sizes) else frozenset()
+
+
+def _with_single(value: float, known: dict[float, Derived]) -> dict[float, Derived]:
+    """Adds what is computed from a probe rounded to float32."""
+    single = derived_of_single(value)
+    return {**known, **single} if known.keys().isdisjoint(single) else known
+
+
 def _limits(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[float]:
     """Returns what C++ code may compare the numbers of a call with: its other numbers too."""
     given = {float(value) for value in (*args, *kwargs.values()) if type(value) is float and value == value}
-    return sorted({*_BOUNDS, *given})
+    return sorted({*BOUNDS, *given})
 
 
 def _between(value: float, limits: list[float]) -> Place | None:
@@ -304,42 +316,6 @@ def _sizes(given: tuple[Any, ...]) -> frozenset[int] | None:
         elif isinstance(value, (list, tuple, dict)) and any(type(item) not in (int, torch.SymInt) for item in value):
             return None
     return frozenset(found)
-
-
-def _derived(value: float, sizes: frozenset[int]) -> dict[float, Derived]:
-    """Returns what C++ code computes with a number, by the result: the function, and every way to name it."""
-    known: dict[float, Derived] = {}
-
-    def add(name: str, constant: float, function: Callable[[Any], Any]) -> None:
-        if constant not in _BOUNDS:
-            known.setdefault(constant, (function, set()))[1].add(name)
-
-    add("x", value, lambda x: x)
-    level: dict[str, tuple[float, Callable[[Any], Any]]] = {"x": (value, lambda x: x)}
-    for _ in range(_DEPTH):
-        above = {}
-        for name, (constant, inner) in level.items():
-            for label, step in _STEPS.items():
-                if constant != 0.0:
-                    above[f"{name}, {label}"] = made, function = step(constant), _after(step, inner)
-                    add(f"{name}, {label}", made, function)
-        level = above
-    for size in sorted(sizes):
-        add(f"x / {size}", value / size, _divided(size))
-    for number, whole in enumerate(_WHOLE):
-        try:
-            add(f"function {number}", whole(value), whole)
-        except (ValueError, ZeroDivisionError):
-            continue
-    return known
-
-
-def _divided(size: int) -> Callable[[Any], Any]:
-    return lambda x: x / size
-
-
-def _after(step: Callable[[Any], Any], inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda x: step(inner(x))
 
 
 def _with(numbers: list[Any], values: list[Any], given: Any) -> Any:

@@ -76,6 +76,7 @@ from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.plain_values import CONTAINERS, PLAIN_TYPES, is_derived, slot_names
 from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE
 from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
+from sidefx_train.compile.graph.derived_numbers import as_single
 from sidefx_train.compile.graph.fx_utils import one_generator
 from sidefx_train.errors import Unsupported
 
@@ -494,6 +495,11 @@ class Calls:
         self.world.last_error = None
         return self.guarded(fn, *builtin_methods.concrete_within((args, kwargs)))
 
+    def _single(self, number: torch.SymFloat) -> Any:
+        """Returns a symbolic number rounded to float32; ``None`` if the prologue cannot compute it."""
+        found = self.world.computed_numbers.call(as_single, (number,), {})
+        return None if found is ABSENT else found
+
     def guarded(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs C code; torch's errors about unknown values stop the capture."""
         if self.world.modes.entered and not self.world.modes.in_program:
@@ -505,9 +511,10 @@ class Calls:
             with self.world.functions.running(program=True):
                 return self.guarded(fn, args, kwargs)
         try:
-            if not asks and any(type(value) is torch.SymFloat for value in (*args, *kwargs.values())):
+            numbers = any(type(value) is torch.SymFloat for value in (*args, *kwargs.values()))
+            if not asks and (numbers or type(kwargs.get("correction")) is torch.SymInt):
                 with functions.running(program=False) if functions.in_program else nullcontext():
-                    fn, args, kwargs = self.tracer.proxy_mode.probes.given_to(fn, args, kwargs)
+                    fn, args, kwargs = self.tracer.proxy_mode.probes.given_to(fn, args, kwargs, self._single)
             if type(fn) is types.FunctionType:
                 made = deferred_warnings.call_watched(self.world, fn, args, kwargs)
                 if fn.__code__.co_flags & inspect.CO_GENERATOR:

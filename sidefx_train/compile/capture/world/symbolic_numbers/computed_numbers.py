@@ -19,6 +19,7 @@ from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.host_programs import OF_NUMPY, HostProgram, NumberCall, Slot, Step
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
+from sidefx_train.compile.graph.derived_numbers import as_single
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.guards.source import Source
@@ -136,6 +137,8 @@ def _is_known(fn: Any, numbers: list[Any]) -> bool:
         return False
     if safe_isinstance(fn, type):
         return fn in _CLASSES
+    if fn is as_single:
+        return True
     if type(fn) is np.ufunc:  # one may be made of a Python function
         return getattr(np, attribute_of(fn, "__name__", ""), None) is fn
     if type(fn) is types.BuiltinFunctionType and fn in _OF_BUILTINS:

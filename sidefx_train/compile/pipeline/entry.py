@@ -95,7 +95,7 @@ class Entry:
                 changes.sizes.update((label, dim) for dim in guard.value.sizes_that_differ(found))
             elif guard.kind == "equal" and type(found) is type(guard.value):
                 if _is_text(found) and _is_text(guard.value):
-                    changes.texts.extend([label] if guard.source.from_arguments else ())
+                    changes.texts.append(label)
                 elif type(found) in (int, float, tuple, slice):
                     changes.numbers.update(_changed(label, guard.value, found))
             elif guard.kind == "length" and _is_longer(guard, found, args, kwargs):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import copy
+import dataclasses
 import time
 import weakref
 
@@ -211,3 +213,90 @@ def test_a_dict_that_leads_back_to_its_object():
     (have, compiled), (want, _) = course(True), course(False)
     assert have == want
     assert "SFX204" not in [record.code for record in compiled.report().fallbacks], compiled.report()
+
+
+@dataclasses.dataclass
+class Named:
+    scale: float = 2.0
+    name: str = ""
+    seen: list = dataclasses.field(default_factory=list)
+
+
+def _replaced(state):
+    made = dataclasses.replace(state, scale=3.0)
+    return made.scale, made.name
+
+
+def _copied(state):
+    made = copy.copy(state)
+    made.scale += 1
+    return made.scale, made.name, made.seen is state.seen
+
+
+def _updated(state):
+    state.__dict__.update(scale=state.scale + 1)
+    return state.scale
+
+
+WHOLE = {
+    "item": lambda state: vars(state)["scale"],
+    "items": lambda state: [value for name, value in vars(state).items() if name == "scale"][0],
+    "copied dict": lambda state: dict(vars(state), scale=4.0)["scale"],
+    "union": lambda state: (vars(state) | {"scale": 5.0})["scale"],
+    "keyword arguments": lambda state: (lambda scale, **_: scale)(**vars(state)),
+    "replaced": _replaced,
+    "copied": _copied,
+    "updated": _updated,
+    "asdict": lambda state: dataclasses.asdict(state, dict_factory=dict)["name"],
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("bound", [False, True], ids=["argument", "self"])
+def test_what_is_not_read_may_change(name, bound):
+    """A string that differs and a list that grows at every call."""
+    read = WHOLE[name]
+    grows = name != "asdict"  # which copies the list
+
+    class Step(Named):
+        def __call__(self, x):
+            found = read(self)
+            return (
+                (x * found[0], *found[1:]) if isinstance(found, tuple) else found if type(found) is str else x * found
+            )
+
+    def history(fn, state):
+        found = []
+        for index in range(8):
+            state.name = f"batch {index}"
+            if grows:
+                state.seen.append(index)
+            found.append((fn(torch.ones(2)) if bound else fn(state, torch.ones(2)), dict(vars(state)), len(state.seen)))
+        return repr(found)
+
+    plain, captured = Step(), Step()
+    compiled = sidefx_train.compile(captured.__call__ if bound else Step.__call__, backend="eager")
+    assert history(compiled, captured) == history(plain.__call__ if bound else Step.__call__, plain)
+    report = compiled.report()
+    assert len(report.captures) <= 4 and not report.breaks and not report.fallbacks, str(report)
+
+
+def test_what_is_read_of_a_whole_dict_is_guarded():
+    class State:
+        pass
+
+    def step(state, x):
+        return x * len(dict(vars(state))["name"]) if "n" not in vars(state) else x * list(vars(state).values())[0]
+
+    def history(fn):
+        state, found = State(), []
+        for name in ["a", "bb", "ccc", "a", "dddd"]:
+            state.name = name
+            found.append(fn(state, torch.ones(2)).tolist())
+        del state.name
+        state.n = 5
+        found.append(fn(state, torch.ones(2)).tolist())
+        state.name = "z"
+        return [*found, fn(state, torch.ones(2)).tolist()]
+
+    assert history(sidefx_train.compile(step, backend="eager")) == history(step)

@@ -37,6 +37,7 @@ from sidefx_train.compile.capture.world.native_call_facts import (
     COMPARES_IDENTITY,
     DEEP_METHODS,
     DEFERRED_ARGUMENT,
+    FILLS,
     HASHABLE,
     HASHED,
     HASHING,
@@ -172,6 +173,13 @@ class Calls:
                 todo += [item for item in held_by(value) if type(item) not in PLAIN_TYPES]
                 if value is not given and compares_in_python(type(value)):  # the methods of the object itself re-enter
                     todo += [item for item in attributes_of(value).values() if type(item) not in PLAIN_TYPES]
+
+    def touch_entries(self, values: tuple[Any, ...], asked: str) -> None:
+        """Reads what C code reads of dicts whose values it passes on: their keys."""
+        for value in values:
+            self.touch(value, deep=type(value) is not dict, asked=asked)
+            for key in dict.keys(value) if type(value) is dict else ():
+                self.touch(key, asked=asked)
 
     def native_call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs C code, or answers for it, after everything that it reads has been brought in.
@@ -354,6 +362,17 @@ class Calls:
             self.touch(args[0], deep=False, asked=name)
             self.touch(args[1], asked=name)
             return
+        subscript = fn is operator.getitem or fn is operator.setitem
+        if subscript and (type(args[0]) in CONTAINERS or type(args[0]) is tuple):
+            self.touch(args[0], deep=False, asked=name)
+            self.touch(args[1], asked=name)
+            if type(args[1]) is slice:
+                for value in args[2:]:
+                    self.touch(value, deep=False, asked=name)
+            return
+        if any(fn is known for known in FILLS) or (name in ("or_", "ior") and args and type(args[0]) is dict):
+            self.touch_entries((*args, *kwargs.values()), name)
+            return
         if name in COMPARES_IDENTITY:
             self.world.keys.guard_distinct([attribute_of(fn, "__self__"), *args])
         deep = not any(fn is known for known in PASSES_ITEMS) and name != "extend"
@@ -366,7 +385,8 @@ class Calls:
             substitute = builtin_methods.number_function(self.world, fn, args, kwargs)
             if substitute is not ABSENT:
                 return substitute
-            if any(safe_isinstance(value, DeferredValue) for value in args):
+            stores = fn is operator.setitem and type(args[0]) in CONTAINERS
+            if any(safe_isinstance(value, DeferredValue) for value in (args[:2] if stores else args)):
                 what = f"{trace_rules.describe(fn)} of a value that is known only after the step"
                 self.heap.refuse("SFX106", what)
         owner = attribute_of(fn, "__self__")

@@ -154,6 +154,9 @@ HASHED = (set, frozenset, dict)
 PASSES_ITEMS = (iter, next, reversed, enumerate, zip, list, tuple)
 """C functions that pass on the items of a container without reading them."""
 
+FILLS = (dict, dict.__init__, dict.update, dict.__ior__, dict.__or__, dict.__ror__, dict.copy)
+"""C functions that pass on the values of a dict, and read its keys."""
+
 
 DEEP_METHODS = frozenset({"index", "count", "remove", "sort", "__eq__", "__ne__", "__lt__", "__contains__"})
 COMPARES_IDENTITY = frozenset(

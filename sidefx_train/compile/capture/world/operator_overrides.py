@@ -197,6 +197,9 @@ class Operators:
         return array.as_tensor() if array.real.flags.c_contiguous and array.real.size else index
 
     def _touch_operands(self, name: str, args: tuple[Any, ...]) -> None:
+        if name in _UNIONS and type(args[0]) is dict:
+            self.world.calls.touch_entries(args, name)
+            return
         keyed = name == "contains" and type(args[0]) in HASHED
         for i, value in enumerate(args):
             self.world.touch(value, deep=i > 0 or not keyed, asked=name)
@@ -263,6 +266,7 @@ def _is_text(value: Any) -> bool:
 
 _COMPARES = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "invert", "xor"})
 """Operators that torch's symbolic booleans do not support, or not like Python."""
+_UNIONS = frozenset({"or_", "ior"})
 _SHALLOW = frozenset({"getitem", "setitem", "delitem", "iter", "next"})
 _TRACED = frozenset({compat.FakeTensor, *compat.SYMBOLS})
 _TEXT: dict[str, Callable[..., Any]] = {

@@ -8,6 +8,8 @@ them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +19,9 @@ OF_NUMPY = (
     np.float64, np.float32, np.float16, np.int64, np.int32, np.int16, np.int8, np.uint32, np.uint16, np.uint8,
 )  # fmt: skip
 """NumPy's numbers that are inputs of a graph; NumPy itself computes with them."""
+
+OBJECTS = (str, bytes, complex, Decimal, timedelta)
+"""Immutable objects of C code that a program may make of numbers."""
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, int, float, *OF_NUMPY)
 
@@ -115,13 +120,32 @@ class NumberCall:
             if np.geterr()["under"] != "ignore":
                 np.seterr(under="raise")
             result = self._function(*args, **kwargs)
-        for number in result if type(result) is tuple else (result,):
-            if type(number) not in COMPUTED or not -_LARGEST < float(number) < _LARGEST:
-                raise ArithmeticError(f"{number!r} is no input of a graph")
-        return result
+        return _checked(result)
 
     def __repr__(self) -> str:
         return f"NumberCall({id(self._function)})"
+
+
+class ObjectCall:
+    """A call of a pure function of C code, which returns an immutable object or numbers.
+
+    Args:
+        function: such as ``len``, ``str.upper``, ``operator.getitem``.
+    """
+
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the result.
+
+        Raises:
+            ArithmeticError: it is neither such an object nor a number that a graph takes as an input.
+        """
+        result = self._function(*args, **kwargs)
+        return result if type(result) in OBJECTS else _checked(result)
 
 
 COMPUTED = (int, float, bool, np.bool_, *OF_NUMPY)
@@ -129,6 +153,18 @@ COMPUTED = (int, float, bool, np.bool_, *OF_NUMPY)
 
 _LARGEST = 2.0**62
 """Integers of a graph have 64 bits."""
+
+
+def _checked(result: Any) -> Any:
+    """Returns a number or a tuple of numbers.
+
+    Raises:
+        ArithmeticError: it is none that a graph takes as an input.
+    """
+    for number in result if type(result) is tuple else (result,):
+        if type(number) not in COMPUTED or not -_LARGEST < float(number) < _LARGEST:
+            raise ArithmeticError(f"{number!r} is no input of a graph")
+    return result
 
 
 def _filled(value: Any, known: list[Any]) -> Any:

@@ -125,7 +125,8 @@ def _number_method(fn: Any, world: TraceWorld, args: tuple[Any, ...], kwargs: di
     """Computes a method of a changing number before the graph; else calls it on the number's value."""
     if not args or not safe_isinstance(args[0], compat.SYMBOLS):
         return ABSENT
-    found = world.computed_numbers.call(fn, args, kwargs)
+    found = world.computed_objects.call(fn, args, kwargs)
+    found = world.computed_numbers.call(fn, args, kwargs) if found is ABSENT else found
     return world.guarded(fn, *concrete_within((args, kwargs))) if found is ABSENT else found
 
 

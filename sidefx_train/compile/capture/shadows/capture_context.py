@@ -47,6 +47,7 @@ class CaptureContext(ABC):
     custom_functions: Any
     host_reads: Any
     computed_numbers: Any
+    computed_objects: Any
     queries: Any
 
     @abstractmethod

@@ -346,6 +346,9 @@ class Attributes:
 
     def override_getattr(self, obj: Any, name: str) -> Any:
         if issubclass(type(obj), DeferredValue):
+            found = self.world.computed_objects.attribute(obj, name) if type(obj) is DeferredValue else ABSENT
+            if found is not ABSENT:
+                return found
             self.heap.refuse("SFX106", f"reads .{name} of a value that is known only after the step")
         if type(obj) in compat.SYMBOLS:
             if name in ("real", "numerator") and type(obj) is not torch.SymBool:

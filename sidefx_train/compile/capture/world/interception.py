@@ -190,6 +190,9 @@ class Interception:
 
     def _number_or_text(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Converts numbers, and makes strings of values that are known only after the graph."""
+        found = self.world.computed_objects.call(fn, args, kwargs)
+        if found is not ABSENT:
+            return found
         if fn is int or fn is float or fn is bool:
             return builtin_methods.convert_number(self.world, fn, args)
         if safe_isinstance(fn, type) and fn in OF_NUMPY:

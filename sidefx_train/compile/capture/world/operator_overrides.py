@@ -82,6 +82,10 @@ class Operators:
             return deferred_string(self.world, operator.add, args) if any(map(_is_text, args)) else ABSENT
         for value in args[:2] if name == "setitem" else args:  # any value may be stored
             if issubclass(type(value), DeferredValue):
+                function = builtin_methods.OPERATORS.get(name)
+                found = ABSENT if function is None else self.world.computed_objects.call(function, args, {})
+                if found is not ABSENT:
+                    return found
                 self.heap.refuse("SFX106", f"computes {name} of a value that is known only after the step")
         if name == "contains" and type(args[1]) is torch.SymBool:
             return operators.contains(self.interp, first, builtin_methods.concrete(args[1]))

@@ -48,6 +48,7 @@ from sidefx_train.compile.capture.world.native_calls.wrapper_dispatch import Wra
 from sidefx_train.compile.capture.world.operator_overrides import Operators
 from sidefx_train.compile.capture.world.random_draws import RandomDraws
 from sidefx_train.compile.capture.world.symbolic_numbers.computed_numbers import ComputedNumbers
+from sidefx_train.compile.capture.world.symbolic_numbers.computed_objects import ComputedObjects
 from sidefx_train.compile.capture.world.symbolic_numbers.host_reads import HostReads
 from sidefx_train.compile.capture.world.variables import Variables
 from sidefx_train.compile.common import interceptor_registry as registry
@@ -85,6 +86,7 @@ class TraceWorld(CaptureWorldAPI):
         random_draws: random numbers that the step draws in Python.
         host_reads: values of inputs that the step reads in Python.
         computed_numbers: results of C code that is called on numbers that change.
+        computed_objects: strings, decimals and the like that C code makes of such numbers.
         warns: code that has called ``warnings.warn``.
         class_views: namespaces of classes that the program holds, with the class.
         last_error: the exception that C code raised last, with the callable and the user's line.
@@ -158,6 +160,7 @@ class TraceWorld(CaptureWorldAPI):
         self.host_reads = HostReads(self)
         tracer.size_of = self.host_reads.size_of
         self.computed_numbers = ComputedNumbers(self)
+        self.computed_objects = ComputedObjects(self)
         self.warns: frozenset[types.CodeType] = frozenset()
         self.caches = Caches(self)
         self.deferred: list[DeferredCall] = []

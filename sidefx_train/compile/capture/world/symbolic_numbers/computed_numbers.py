@@ -31,7 +31,15 @@ _CHOICES = frozenset({max, min})
 _CLASSES: frozenset[Any] = frozenset({float, int, *OF_NUMPY})
 _OF_FLOATS = ("as_integer_ratio", "is_integer")
 NUMBER_METHODS: frozenset[Any] = frozenset(
-    (int.bit_length, int.bit_count, int.conjugate, int.as_integer_ratio, float.is_integer, float.conjugate)
+    (
+        int.to_bytes,
+        int.bit_length,
+        int.bit_count,
+        int.conjugate,
+        int.as_integer_ratio,
+        float.is_integer,
+        float.conjugate,
+    )
     + (float.as_integer_ratio, np.generic.item, np.generic.astype)
     + tuple(getattr(kind, name) for kind in (np.float16, np.float32, np.float64) for name in _OF_FLOATS)
 )
@@ -77,15 +85,15 @@ class ComputedNumbers:
             source = self._world.heap.sources.computed(program, f"{trace_rules.describe(fn)}(...)")
             self._programs[key] = source, values[0]
         source, value = self._programs[key]
-        return self._number(value, self._world.heap.sources.item(source, 0, source.label))
+        return self.number(value, self._world.heap.sources.item(source, 0, source.label))
 
-    def _number(self, value: Any, source: Source) -> Any:
+    def number(self, value: Any, source: Source) -> Any:
         """Returns a computed value: a symbolic number, or several; the value itself where it is a truth."""
         heap = self._world.heap
         if type(value) is tuple:
             heap.guard("type", source, tuple)
             return tuple(
-                self._number(item, heap.sources.item(source, position, f"{source.label}[{position}]"))
+                self.number(item, heap.sources.item(source, position, f"{source.label}[{position}]"))
                 for position, item in enumerate(value)
             )
         if type(value) in (bool, np.bool_):

@@ -78,6 +78,23 @@ class Draw(NamedTuple):
     kind: type | None = None
 
 
+class Reseeding:
+    """The seed of a torch generator that the step creates: a draw that sets the state to which every run resets it.
+
+    Attributes:
+        generator: the generator of the graph.
+        state: that state, once it is known that the graph draws from it.
+    """
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator = generator
+        self.state: torch.Tensor | None = None
+
+    def __call__(self, seed: int) -> None:
+        if self.state is not None:
+            self.state.copy_(torch.Generator(self.generator.device).manual_seed(seed).get_state())
+
+
 class _Changed(Exception):
     """A value that a draw uses is of another type than at the capture."""
 

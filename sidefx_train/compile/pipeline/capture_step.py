@@ -329,7 +329,10 @@ class CaptureRun:
             graph = joint.forward
         with compat.real_world():
             made = _made_generators(world, graph)
-        created = tuple((generator, generator.get_state()) for generator in made)
+            created = tuple((generator, generator.get_state()) for generator in made)
+            for generator, state in created:
+                if (seed := world.random_draws.seed_of(generator)) is not None:
+                    seed.state = state
         graph = replace(graph, created_generators=created)
         joint = None if joint is None else replace(joint, forward=graph)
         return _Traced(graph, residual, effects, guards, joint, suspension, self_invalidated)

@@ -199,7 +199,9 @@ class Calls:
         if torch_call:  # it accepts symbols as numbers, but not as flags
             args, kwargs = builtin_methods.concrete_within((args, kwargs), (torch.SymBool,))
         if type(attribute_of(fn, "__self__")) is torch.Generator:
-            self._check_generator(fn)
+            answer = self._of_generator(fn, args)
+            if answer is not ABSENT:
+                return answer
         if torch_call:
             python_conversions.refuse_in_torch(self.world, fn, (*args, *kwargs.values()))
             answer = self._read_value(fn, args)
@@ -587,13 +589,22 @@ class Calls:
             frame = frame.back
         return False
 
-    def _check_generator(self, fn: Any) -> None:
-        """Refuses methods of a generator of the step that the graph has drawn from, and ``seed``."""
+    def _of_generator(self, fn: Any, args: tuple[Any, ...]) -> Any:
+        """Seeds a generator of the step by a number that changes; refuses methods of one that the graph has drawn from,
+        and ``seed``."""
         if fn.__name__ == "seed":
             self.heap.refuse("SFX110", "calls torch.Generator.seed")
         held = [value for value in vars(self.tracer.tracer.root).values() if safe_isinstance(value, torch.Generator)]
         if any(one_generator(fn.__self__, each) for each in held):
             self.heap.refuse("SFX110", f"calls torch.Generator.{fn.__name__}, on a generator that the graph draws from")
+        draws = self.world.random_draws
+        if self.heap.record_of(fn.__self__) is None and fn.__name__ == "manual_seed":
+            draws.forget_seed(fn.__self__)
+            if len(args) == 1 and type(args[0]) is torch.SymInt and draws.reseed(fn.__self__, args[0]):
+                return fn.__self__
+        elif draws.seed_of(fn.__self__) is not None:
+            self.heap.refuse("SFX110", f"calls torch.Generator.{fn.__name__} after a seed that changes")
+        return ABSENT
 
     def refuse_call(self, fn: Any) -> None:
         owner = attribute_of(fn, "__self__")

@@ -24,6 +24,7 @@ from sidefx_train.compile.common.host_draws import (
     EmptyTensor,
     Fetched,
     HostDraws,
+    Reseeding,
     TorchDraw,
     copy_of,
     is_generator,
@@ -62,6 +63,7 @@ class RandomDraws:
 
     Attributes:
         values: the drawn numbers, in order; the entry draws its own into this list.
+        reseeded: generators of torch that the step creates and seeds by numbers that change.
         wanted: the step decides on a number that torch draws on the CPU.
     """
 
@@ -75,6 +77,7 @@ class RandomDraws:
         self._state: torch.Tensor | None = None
         self._ended = False
         self.values: list[Any] = []
+        self.reseeded: list[Reseeding] = []
         self.wanted = False
 
     def end(self) -> None:
@@ -116,6 +119,31 @@ class RandomDraws:
         if made is ABSENT:
             self._heap.refuse("SFX103", f"calls {label}, whose result is not a number that the graph can get")
         return made
+
+    def reseed(self, generator: torch.Generator, seed: Any) -> bool:
+        """Seeds a generator of torch, which the step has created, by a number that changes; returns False if the entry
+        cannot compute it early."""
+        arguments = Arguments(self._world, self.holds)
+        later = arguments.each((seed,))
+        if not self._is_early or arguments.unknown or self._world.branching:
+            return False
+        with compat.real_world():
+            generator.manual_seed(arguments.now(later[0]))
+        made = Reseeding(generator)
+        self._draws.append(Draw(len(self.values), made, None, later, {}))
+        self.values.append(None)
+        self.reseeded.append(made)
+        return True
+
+    def forget_seed(self, generator: torch.Generator) -> bool:
+        """Notes that a generator gets another state; returns False if it was not seeded by a number that changes."""
+        known = [each for each in self.reseeded if one_generator(each.generator, generator)]
+        self.reseeded = [each for each in self.reseeded if each not in known]
+        return bool(known)
+
+    def seed_of(self, generator: torch.Generator) -> Reseeding | None:
+        """Returns the latest seed of a generator, if that is a number that changes."""
+        return next((each for each in reversed(self.reseeded) if one_generator(each.generator, generator)), None)
 
     def create(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Creates a generator early, which the step may draw from and leave behind; ``ABSENT`` as of :meth:`call`."""

@@ -416,8 +416,13 @@ def _name(t: torch.Tensor) -> str:
 def _facts(t: torch.Tensor, begins: bool = False) -> tuple[Any, ...]:
     """Returns the metadata to compare; eager's own operations choose the strides of dimensions of size 1, outside."""
     size, stride, offset = layout_of(t)
-    stride = tuple(None if type(n) is int and n == 1 else step for n, step in zip(size, stride, strict=True))
+    stride = tuple(None if _is_one(n) else step for n, step in zip(size, stride, strict=True))
     return (size, stride, offset, t.dtype, t.is_conj(), t.is_neg(), begins or t.requires_grad, t._is_view())
+
+
+def _is_one(size: Any) -> bool:
+    """Returns True for 1, and for a symbolic size of which that is known."""
+    return bool(size == 1) if type(size) is int else size.node.maybe_as_int() == 1
 
 
 def _of_another_time(record: TensorRecord, value: torch.Tensor) -> bool:

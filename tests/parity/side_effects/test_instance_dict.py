@@ -300,3 +300,20 @@ def test_what_is_read_of_a_whole_dict_is_guarded():
         return [*found, fn(state, torch.ones(2)).tolist()]
 
     assert history(sidefx_train.compile(step, backend="eager")) == history(step)
+
+
+def test_whether_two_strings_are_one_object():
+    class State:
+        pass
+
+    state = State()
+
+    def step(x):
+        y = x * 2 if state.name is state.other else x
+        return y if state.name is not None else x * 3
+
+    compiled, shared = sidefx_train.compile(step, backend="eager"), "".join(["s", "hared"])
+    pairs = [(f"a{index}", f"b{index}") for index in range(4)]
+    for pair in [*pairs, (shared, shared), ("u", "v"), (shared, shared), (None, None), (None, "r"), (shared, shared)]:
+        state.name, state.other = pair
+        assert compiled(torch.ones(2)).equal(step(torch.ones(2)))

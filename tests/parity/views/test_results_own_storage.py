@@ -67,3 +67,18 @@ def test_a_result_does_not_follow_its_operand():
         with torch.no_grad():
             weight.add_(1.0)
         assert torch.equal(kept, before)
+
+
+@pytest.mark.parametrize("sizes", [[3, 1, 2, 3], [3, 2, 1, 0, 4], [1, 2, 1]])
+def test_a_returned_slice_whose_size_changes_to_one(sizes):
+    x = torch.arange(12.0).view(4, 3)
+
+    def step(n):
+        return x[:n], x[:, :n]
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    for n in sizes:
+        for view, wanted in zip(compiled(n), step(n), strict=True):
+            assert view._base is x and view.shape == wanted.shape and view.stride() == wanted.stride()
+            assert view.equal(wanted)
+    assert not compiled.report().fallbacks, f"{compiled.report()}"

@@ -76,6 +76,9 @@ class Operators:
             if found is not ABSENT:
                 return found
         if name == "is_":
+            kinds = {self.world.type_of(value) for value in args} if any(map(_is_deferred, args)) else set()
+            if len(kinds) == 1 and args[0] is not args[1]:  # Python may use one object for equal values
+                self.heap.refuse("SFX106", "compares the identity of a value that is known only after the step")
             self.heap.identities.guard_distinct(*args)
             return builtin_methods.one_object(*args)
         if name in ("add", "iadd") and all(type(value) is str or _is_text(value) for value in args):
@@ -281,3 +284,7 @@ _TEXT: dict[str, Callable[..., Any]] = {
     "build_string": join_text,
 }
 _MAKES_TEXT = frozenset({*_TEXT.values(), percent, join_text, operator.add})
+
+
+def _is_deferred(value: Any) -> bool:
+    return type(value) is DeferredValue

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from sidefx_train.compile.functionalization import memory_format as layouts
-from sidefx_train.compile.functionalization.tensor_scalar_ops import TensorScalar
+from sidefx_train.compile.functionalization.tensor_scalar_ops import TensorScalar, has_tensor_scalar
 from sidefx_train.compile.ops import ctc_loss, mkldnn_rnn
 from sidefx_train.compile.ops.number_operators import call_with_tensors
+from sidefx_train.errors import BackendError
 
 aten = torch.ops.aten
 
@@ -33,9 +34,17 @@ def _native_batch_norm(
 
 
 def _call(op: Any, *args: Any) -> Any:
-    """Calls an operator whose last argument may be a 0-dim tensor."""
-    *given, eps = args
-    return call_with_tensors(op, (*given, eps.value), {}) if isinstance(eps, TensorScalar) else op(*args)
+    """Calls an operator, one of whose numbers may be a 0-dim tensor.
+
+    Raises:
+        BackendError: this torch has no such form of it.
+    """
+    if not has_tensor_scalar(args):
+        return op(*args)
+    made = call_with_tensors(op, tuple(arg.value if isinstance(arg, TensorScalar) else arg for arg in args), {})
+    if made is NotImplemented:
+        raise BackendError("SFX201", f"a number that changes from call to call is an argument of {op}")
+    return made
 
 
 def batch_norm_with_changing_numbers(
@@ -67,10 +76,8 @@ def _cudnn_batch_norm_backward(
     x: Any, grad: Any, weight: Any, mean: Any, var: Any, saved_mean: Any, saved_rstd: Any, eps: Any, reserved: Any
 ) -> Any:
     masks = [True, True, True]
-    given = (grad, x, weight, mean, var, saved_mean, saved_rstd, True)
-    if isinstance(eps, TensorScalar):
-        return call_with_tensors(aten.native_batch_norm_backward.default, (*given, eps.value, masks), {})
-    return aten.native_batch_norm_backward.default(*given, eps, masks)
+    norm = aten.native_batch_norm_backward.default
+    return _call(norm, grad, x, weight, mean, var, saved_mean, saved_rstd, True, eps, masks)
 
 
 def _batch_norm_into(*args: Any, out: Any, save_mean: Any, save_invstd: Any) -> Any:

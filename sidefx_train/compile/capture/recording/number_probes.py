@@ -57,6 +57,8 @@ _DERIVED_ONLY = frozenset({"pow", "float_power", "lerp", "xlogy"})
 """Those of :data:`_BRANCHING` whose forward keeps the number symbolic."""
 _FUNCTIONS = frozenset({"torch.nn.functional", "torch.nn.init", "torch.functional", "torch._tensor"})
 """Modules of Python functions that run natively and pass numbers to C++ code."""
+_NORMS, _LEAST_EPS = ("batch_norm", "instance_norm"), 1e-5
+"""Functions that choose a kernel by ``eps`` on a GPU, and cuDNN's least."""
 _VARIANCES = frozenset({"std", "std_mean", "var", "var_mean"})
 """Functions whose C++ code compares the number with the number of elements alone, and takes integers as floats."""
 _SHAPING = ("interpolate", "upsample", "arange", "range", "linspace", "logspace", "_upsample", "isclose", "allclose")
@@ -153,7 +155,9 @@ class Probes:
     ) -> Any:
         """Returns a call with probes in place of its symbolic floats; ``None`` where that is not needed, or wrong."""
         totals = _reduced(*args[:2], **kwargs) if str(fn.__name__) in _VARIANCES else frozenset()
-        limits = [-math.inf, *map(float, sorted(totals)), math.inf] if totals else _limits(args, kwargs)
+        limits = (
+            [-math.inf, *map(float, sorted(totals)), math.inf] if totals else _limits(str(fn.__name__), args, kwargs)
+        )
         found = [_between(compat.hint_of(number), limits) for number in numbers]
         between = [place for place in found if place is not None]
         sizes = _sizes((*args, *kwargs.values()))
@@ -294,10 +298,15 @@ def _with_single(value: float, known: dict[float, Derived]) -> dict[float, Deriv
     return {**known, **single} if known.keys().isdisjoint(single) else known
 
 
-def _limits(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[float]:
+def _limits(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[float]:
     """Returns what C++ code may compare the numbers of a call with: its other numbers too."""
     given = {float(value) for value in (*args, *kwargs.values()) if type(value) is float and value == value}
-    return sorted({*BOUNDS, *given})
+    of_kernels = {_LEAST_EPS} if name.strip("_").endswith(_NORMS) and _is_on_gpu((*args, *kwargs.values())) else set()
+    return sorted({*BOUNDS, *given, *of_kernels})
+
+
+def _is_on_gpu(given: tuple[Any, ...]) -> bool:
+    return any(isinstance(value, torch.Tensor) and value.device.type != "cpu" for value in given)
 
 
 def _between(value: float, limits: list[float]) -> Place | None:

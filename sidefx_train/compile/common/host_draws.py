@@ -95,6 +95,11 @@ class Reseeding:
             self.state.copy_(torch.Generator(self.generator.device).manual_seed(seed).get_state())
 
 
+def seed_default(seed: int) -> None:
+    """Seeds torch's default generator: a draw that is made before the graph draws."""
+    torch.manual_seed(seed)
+
+
 class _Changed(Exception):
     """A value that a draw uses is of another type than at the capture."""
 
@@ -302,6 +307,7 @@ class HostDraws:
         self._draws, self._of_torch, self._foretells = draws, of_torch, foretells
         paths = {each.generator.source: each.generator for each in draws if type(each.generator) is Fetched}
         self._fetched = tuple(paths.values())
+        self._seeds = any(each.function is seed_default for each in draws)
         self._held = {id(each.generator) for each in draws if type(each.generator) not in (Fetched, Drawn)}
         self._run: _Run | None = None
         self._torch_before: torch.Tensor | None = None
@@ -324,6 +330,8 @@ class HostDraws:
             False if a value that the draws use is not as the capture saw it: nothing is drawn.
         """
         run = self._run = _Run(self.values, None, (args, kwargs or {}), [])
+        if self._seeds:
+            self._torch_before = torch.default_generator.get_state()
         try:
             if self._fetched:
                 self._tell_apart(run)
@@ -332,16 +340,19 @@ class HostDraws:
         except Exception:  # a path that leads nowhere, or a number that the method rejects: captured again, it raises
             for generator, state, before in run.touched.values():
                 state.write(generator, before)
-            self._run = None
+            if self._torch_before is not None:
+                torch.default_generator.set_state(self._torch_before)
+            self.forget()
             return False
         if self._of_torch:
-            self._torch_before = torch.default_generator.get_state()
+            seeded = torch.default_generator.get_state()
+            self._torch_before = seeded if self._torch_before is None else self._torch_before
             for each in self._of_torch:
                 number = each()
                 if each.position is not None:
                     self.values[each.position] = number.item()
             if self._foretells:
-                torch.default_generator.set_state(self._torch_before)
+                torch.default_generator.set_state(seeded)
         return True
 
     def _tell_apart(self, run: _Run) -> None:

@@ -37,5 +37,15 @@ def _seeds(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     world.heap.refuse("SFX110", "seeds the random generator inside the step")
 
 
-for _name in ("manual_seed", "seed", "initial_seed"):
+for _name in ("seed", "initial_seed"):
     registry.intercept(getattr(torch.random, _name))(_seeds)
+
+
+@registry.intercept(torch.random.manual_seed)
+def _manual_seed(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Seeds before the graph runs, if the step has not drawn yet."""
+    given = (*args, *kwargs.values())
+    if len(given) != 1 or type(given[0]) not in (int, torch.SymInt) or not world.random_draws.seed_default(given[0]):
+        _seeds(world, args, kwargs)
+    heap = world.heap
+    return heap.shadow(torch.default_generator, heap.sources.const(torch.default_generator, "torch.default_generator"))

@@ -83,12 +83,14 @@ class RepeatingMode(compat.RecordingMode):
         transformed: a backward runs inside a transform of ``torch.func``.
         depth: how many operators are being recorded, one inside another.
         cursors: next draw to repeat, by device type; absent while new numbers are drawn.
+        saved: the step has saved a random state.
     """
 
     def __init__(self, tracer: GraphRecorder) -> None:
         super().__init__(tracer.tracer)
         self.graph_tracer = tracer
         self.cursors: dict[str, int] = {}
+        self.saved = False
         self.grad_switched = False
         self.probes = Probes(tracer)
         self._products = ProdDerivative()
@@ -105,8 +107,13 @@ class RepeatingMode(compat.RecordingMode):
         nodes = [node for node in self.graph_tracer.graph.nodes if is_draw(node.target, node.args, node.kwargs)]
         return [node for node in nodes if _device_type(node.meta.get("val")) == kind]
 
+    def has_drawn(self) -> bool:
+        """Returns True if the graph draws numbers, on any device."""
+        return any(is_draw(node.target, node.args, node.kwargs) for node in self.graph_tracer.graph.nodes)
+
     def save(self, kind: str) -> RandomState:
         """Returns the current state."""
+        self.saved = True
         return RandomState(kind, self.cursors.get(kind, len(self.draws(kind))))
 
     def restore(self, state: RandomState) -> None:

@@ -30,6 +30,7 @@ from sidefx_train.compile.common.host_draws import (
     is_generator,
     is_global,
     is_plain_generator,
+    seed_default,
 )
 from sidefx_train.compile.common.host_programs import OF_NUMPY, ArrayCall
 from sidefx_train.compile.common.sentinels import ABSENT
@@ -133,6 +134,24 @@ class RandomDraws:
         self._draws.append(Draw(len(self.values), made, None, later, {}))
         self.values.append(None)
         self.reseeded.append(made)
+        return True
+
+    def seed_default(self, seed: Any) -> bool:
+        """Seeds torch's default generator early; returns False if the step has used its state before, or the entry
+        cannot compute the seed early."""
+        arguments = Arguments(self._world, self.holds)
+        later = arguments.each((seed,))
+        mode = self._heap.tracer.proxy_mode
+        used = self._state is not None or self._of_torch or mode.cursors or mode.saved or mode.has_drawn()
+        if not self._is_early or arguments.unknown or self._world.branching or used or torch.accelerator.is_available():
+            return False
+        with compat.real_world():
+            try:
+                self._state = torch.Generator().manual_seed(arguments.now(later[0])).get_state()
+            except (RuntimeError, ValueError, TypeError):
+                return False
+        self._draws.append(Draw(len(self.values), seed_default, None, later, {}))
+        self.values.append(None)
         return True
 
     def forget_seed(self, generator: torch.Generator) -> bool:

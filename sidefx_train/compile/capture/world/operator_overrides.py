@@ -76,7 +76,7 @@ class Operators:
             if found is not ABSENT:
                 return found
         if name == "is_":
-            kinds = {self.world.type_of(value) for value in args} if any(map(_is_deferred, args)) else set()
+            kinds = {self.interp.type_of(value) for value in args} if any(map(_is_deferred, args)) else set()
             if len(kinds) == 1 and args[0] is not args[1]:  # Python may use one object for equal values
                 self.heap.refuse("SFX106", "compares the identity of a value that is known only after the step")
             self.heap.identities.guard_distinct(*args)

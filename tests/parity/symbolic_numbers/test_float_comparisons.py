@@ -47,7 +47,7 @@ def test_a_sum_that_is_cut_off_is_the_one_that_python_makes():
 def as_a_constant(space, k):
     space.rate = space.rate * 0.99 + 0.1
     total = space.rate + 0.1 + 0.2 + 0.3 + 1e-5
-    return torch.nn.functional.rms_norm(space.x, (6,), eps=total), total
+    return torch.logspace(0.0, 1.0, 6, base=total) * space.x, total
 
 
 def as_a_key(space, k):

@@ -106,9 +106,9 @@ def follow_calls_of(
         module._current_fx_name = previous
         return output
 
-    _interpret_instead(call._call_lightning_module_hook, module_hook)
-    _interpret_instead(call._call_strategy_hook, strategy_hook)
-    _interpret_instead(call._call_callback_hooks, callback_hooks, unless="monitoring_callbacks")
+    registry.interpret_instead(call._call_lightning_module_hook, module_hook)
+    registry.interpret_instead(call._call_strategy_hook, strategy_hook)
+    registry.interpret_instead(call._call_callback_hooks, callback_hooks, unless="monitoring_callbacks")
 
     def optimizer_step(self: Any, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any) -> Any:
         """Runs the closure before the update if no one can observe that; a break in it then does not split the
@@ -126,7 +126,7 @@ def follow_calls_of(
             return result
         return optimizer.step(closure=partial(self._wrap_closure, model, optimizer, closure), **kwargs)
 
-    _interpret_instead(precision.Precision.optimizer_step, optimizer_step)
+    registry.interpret_instead(precision.Precision.optimizer_step, optimizer_step)
     registry.intercept(distributed.prepare_for_backward)(_prepare_reduction)
     for name in ("start", "stop"):
         registry.intercept_method(profilers.Profiler, name)(_called_after_step(silent, name))
@@ -141,12 +141,6 @@ def _is_torchs(step: Any) -> bool:
     """Returns True if a bound ``step`` is one of torch's own, or a scheduler's counting wrapper of it."""
     code = getattr(getattr(step, "__func__", None), "__code__", None)
     return code is not None and code.co_filename.startswith(_TORCHS)
-
-
-def _interpret_instead(original: Any, ours: Callable[..., Any], unless: str = "") -> None:
-    @registry.intercept(original)
-    def handler(world: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return ABSENT if unless in kwargs else world.interp.call(ours, args, kwargs)
 
 
 def _called_after_step(silent: type, name: str) -> registry.Interceptor:

@@ -8,7 +8,10 @@ or :data:`~sidefx_train.compile.capture.interpreter.world.ABSENT` for the defaul
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+
+from sidefx_train.compile.common.sentinels import ABSENT, transparent
 
 Interceptor = Callable[..., Any]
 """``(world, args, kwargs) -> value or ABSENT``."""
@@ -57,6 +60,23 @@ def intercept(*targets: Any) -> Callable[[Interceptor], Interceptor]:
         return handler
 
     return register
+
+
+def interpret_instead(original: Any, ours: Callable[..., Any], unless: str = "") -> None:
+    """Has captures interpret ``ours`` in place of a Python function: a plain call, in which a part may end.
+
+    Args:
+        original: the function.
+        ours: takes the same arguments, and does the same where it runs natively, behind a graph break.
+        unless: a keyword argument with which a call is left to ``original``.
+    """
+    INTERCEPTORS[original] = partial(call_instead, ours, unless)
+
+
+@transparent
+def call_instead(ours: Any, unless: str, world: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The interceptor of :func:`interpret_instead`."""
+    return ABSENT if unless in kwargs else world.interp.call(ours, args, kwargs)
 
 
 def intercept_method(base: type, name: str) -> Callable[[Interceptor], Interceptor]:

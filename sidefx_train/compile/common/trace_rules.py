@@ -167,6 +167,13 @@ CONSTANT_FUNCTIONS = {("importlib.metadata", "version"), ("importlib.util", "fin
 
 LOGGING_METHODS = frozenset({"debug", "info", "warning", "warn", "error", "critical", "exception", "log"})
 
+_LIGHTNING_LOGGERS = (
+    "lightning.pytorch.loggers",
+    "lightning.fabric.loggers",
+    "pytorch_lightning.loggers",
+    "lightning_fabric.loggers",
+)
+
 DEFERRED_METHODS: dict[str, frozenset[str]] = {
     "wandb": frozenset({"log"}),
     "mlflow": frozenset({"log_metric", "log_metrics", "log_param", "log_params"}),
@@ -174,6 +181,7 @@ DEFERRED_METHODS: dict[str, frozenset[str]] = {
     "rich": frozenset({"update", "advance", "print", "log"}),
     "torch.utils.tensorboard": frozenset({"add_scalar", "add_scalars", "add_histogram", "add_text", "flush"}),
     "tensorboardX": frozenset({"add_scalar", "add_scalars", "add_histogram", "add_text", "flush"}),
+    **dict.fromkeys(_LIGHTNING_LOGGERS, frozenset({"log_metrics", "log_text", "log_image", "log_table", "log_audio"})),
 }
 """Calls that only print or record their arguments, by package and name."""
 

@@ -24,7 +24,7 @@ from sidefx_train.compile.capture.interpreter.object_model import (
     iteration,
     operators,
 )
-from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE
+from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE, transparent
 from sidefx_train.compile.common.signal_handlers import HandlerRaised
 from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.common.user_code import is_user_file
@@ -85,6 +85,7 @@ class Interpreter:
         self.substitute_frames: dict[int, tuple[types.FrameType, Frame]] = {}
         self.max_depth = sys.getrecursionlimit()
 
+    @transparent
     def run(self, fn: Callable[..., Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         """Calls ``fn`` from outside.
 
@@ -115,6 +116,7 @@ class Interpreter:
         """Ends the program: suspended generators are dropped without running again."""
         self.stopped = Unsupported("SFX111", "the interpreter was closed")
 
+    @transparent
     def call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """``fn(*args, **kwargs)`` as the interpreted program calls it."""
         kind = type(fn)
@@ -140,6 +142,7 @@ class Interpreter:
             return introspection.call_method_wrapper(self, fn, args, kwargs)
         return function_calls.call_object(self, fn, args, kwargs)
 
+    @transparent
     def inline(self, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Interprets a Python function, or calls it natively if the policy says so."""
         code = fn.__code__

@@ -22,7 +22,8 @@ from sidefx_train.compile.capture.interpreter.bytecode_versions import Instructi
 from sidefx_train.compile.capture.interpreter.frame import COPYING, Frame
 from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
 from sidefx_train.compile.capture.resume.liveness import reads
-from sidefx_train.compile.capture.resume.suspension import EXECUTE, TRANSPARENT, StopPoint
+from sidefx_train.compile.capture.resume.suspension import EXECUTE, StopPoint
+from sidefx_train.compile.common.sentinels import TRANSPARENT
 from sidefx_train.errors import Location, Unsupported
 
 Place = tuple[types.CodeType, int]

@@ -12,30 +12,15 @@ from sidefx_train.compile.capture.interpreter.dispatch import code_info
 from sidefx_train.compile.capture.interpreter.frame import COPYING, NULL, Frame
 from sidefx_train.compile.capture.interpreter.generator_finalizers import has_pending_finally
 from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
-from sidefx_train.compile.capture.interpreter.object_model import function_calls
-from sidefx_train.compile.capture.interpreter.opcodes import calls as calling
 from sidefx_train.compile.capture.resume.bridge import Bridge, bridge, bridge_over
 from sidefx_train.compile.capture.resume.frame_layout import Layout, Slot
 from sidefx_train.compile.capture.resume.liveness import live_slots, own_effect
 from sidefx_train.compile.capture.resume.resume_function import continuation, layout_at, original
 from sidefx_train.compile.capture.resume.with_blocks import block_at, bound_at_exits, enclosing
+from sidefx_train.compile.common.sentinels import TRANSPARENT
 from sidefx_train.errors import Location, Unsupported
 
 EXECUTE = Interpreter.execute.__code__
-TRANSPARENT = frozenset(
-    fn.__code__
-    for fn in (
-        Interpreter.run,
-        Interpreter.call,
-        Interpreter.inline,
-        function_calls.call_object,
-        calling.call,
-        calling.call_kw,
-        calling.call_function_ex,
-    )
-)
-"""Functions that may lie between two frames whose inner result is the outer call's result."""
-
 _MAX_DEPTHS = 3
 """Limit of frames, from the innermost outwards, in which suspending a stopped capture is tried."""
 

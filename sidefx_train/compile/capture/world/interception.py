@@ -45,7 +45,7 @@ from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.host_draws import is_generator
 from sidefx_train.compile.common.host_programs import OF_NUMPY
 from sidefx_train.compile.common.library_modules import is_library
-from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.sentinels import ABSENT, transparent
 from sidefx_train.compile.common.type_checks import attribute_of, class_method_of, safe_isinstance
 
 _CALLED_BY_CLASS = frozenset({*compat.OPERATORS, torch.jit.ScriptFunction})
@@ -77,6 +77,7 @@ class Interception:
             self._cached_or_contained,
         )
 
+    @transparent
     def intercept(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Returns the result of a call; :data:`ABSENT` if it is to be interpreted or run natively."""
         answer = self.world.functions.call(fn, args, kwargs)
@@ -92,6 +93,7 @@ class Interception:
                 return answer
         return ABSENT
 
+    @transparent
     def _registered(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Asks interceptors of a class, a C function, a class method in C, or a method of a tensor or of the engine."""
         cls = type(fn)
@@ -141,6 +143,7 @@ class Interception:
                 record.fill()
         return ABSENT
 
+    @transparent
     def _python_function(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answers methods that interceptors know by name, and functions made for torch's own compiler."""
         if type(fn) is not types.FunctionType:

@@ -53,6 +53,7 @@ from sidefx_train.compile.capture.world.symbolic_numbers.host_reads import HostR
 from sidefx_train.compile.capture.world.variables import Variables
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common import trace_rules
+from sidefx_train.compile.common.sentinels import transparent
 from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.errors import Location, Unsupported
 
@@ -342,6 +343,7 @@ class TraceWorld(CaptureWorldAPI):
     def touch(self, value: Any, deep: bool = True, asked: str = "") -> None:
         self.calls.touch(value, deep, asked)
 
+    @transparent
     def intercept_call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self.interception.intercept(fn, args, kwargs)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from sidefx_train.compile.capture.interpreter.builtins.registry import SUBSTITUTES
 from sidefx_train.compile.capture.interpreter.frame import NULL
 from sidefx_train.compile.capture.interpreter.object_model import attributes
-from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.sentinels import ABSENT, transparent
 from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
@@ -158,6 +158,7 @@ def type_call(interp: InterpreterAPI, cls: type, args: tuple[Any, ...], kwargs: 
     return obj
 
 
+@transparent
 def call_object(interp: InterpreterAPI, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls an object that is neither a function nor a class: by its Python-level ``__call__`` or natively."""
     if type(fn) is functools.partial:
@@ -174,6 +175,7 @@ def call_object(interp: InterpreterAPI, fn: Any, args: tuple[Any, ...], kwargs: 
     return interp.call(attributes.bind(interp, attr, fn, interp.type_of(fn)), args, kwargs)
 
 
+@transparent
 def call_partial(interp: InterpreterAPI, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """``functools.partial.__call__(fn, *args, **kwargs)``."""
     load: Callable[[Any, str], Any] = interp.getattr

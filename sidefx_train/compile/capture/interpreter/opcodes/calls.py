@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sidefx_train.compile.capture.interpreter.builtins.mappings import for_mapping
 from sidefx_train.compile.capture.interpreter.frame import NULL, Frame
 from sidefx_train.compile.capture.interpreter.object_model import attributes, iteration
-from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.sentinels import ABSENT, transparent
 from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def _callee(frame: Frame, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
     return first, (second, *args)
 
 
+@transparent
 def call(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     count = instr.arg
     stack = frame.stack
@@ -52,6 +53,7 @@ def call(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     stack.append(interp.call(callee, args, kwargs))
 
 
+@transparent
 def call_kw(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     names = frame.pop()
     args = tuple(frame.take(instr.arg))
@@ -60,6 +62,7 @@ def call_kw(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     frame.push(interp.call(callee, positional, dict(zip(names, args[first:], strict=True))))
 
 
+@transparent
 def call_function_ex(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     kwargs = frame.pop() if instr.arg & 1 else {}
     args = frame.pop()

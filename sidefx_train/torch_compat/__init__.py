@@ -331,6 +331,7 @@ from sidefx_train.torch_compat.symbols import SYMBOLS as SYMBOLS
 from sidefx_train.torch_compat.symbols import UNHASHABLE_NUMBER as UNHASHABLE_NUMBER
 from sidefx_train.torch_compat.symbols import comes_from_float as comes_from_float
 from sidefx_train.torch_compat.symbols import deferred_conditions as deferred_conditions
+from sidefx_train.torch_compat.symbols import dimension_of as dimension_of
 from sidefx_train.torch_compat.symbols import has_integers_only as has_integers_only
 from sidefx_train.torch_compat.symbols import has_unbacked_sizes as has_unbacked_sizes
 from sidefx_train.torch_compat.symbols import hint_of as hint_of
@@ -352,6 +353,7 @@ from sidefx_train.torch_compat.symbols import symbol_of as symbol_of
 from sidefx_train.torch_compat.symbols import symbol_of_input as symbol_of_input
 from sidefx_train.torch_compat.symbols import terms_of as terms_of
 from sidefx_train.torch_compat.symbols import truncates as truncates
+from sidefx_train.torch_compat.symbols import unbound_symbols as unbound_symbols
 from sidefx_train.torch_compat.tensors import allocations as allocations
 from sidefx_train.torch_compat.tensors import c10_flags as c10_flags
 from sidefx_train.torch_compat.tensors import has_memory as has_memory

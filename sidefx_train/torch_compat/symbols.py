@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import _lru_cache_wrapper, lru_cache, partial
 from types import FunctionType
@@ -159,6 +159,34 @@ def has_unbacked_sizes(value: Any) -> bool:
         if isinstance(each, torch.Tensor)
         for size in each.shape
     )
+
+
+def unbound_symbols(values: Iterable[Any]) -> set[Any]:
+    """Returns the symbols in sizes, strides and offsets of tensors and in numbers that none of them is by itself.
+
+    A graph with these inputs cannot compute such a symbol: ``u0`` and ``u1`` of a size ``u0 + u1``.
+    """
+    used: set[Any] = set()
+    bound: set[Any] = set()
+    for value in values:
+        strided = isinstance(value, torch.Tensor) and value.layout is torch.strided
+        parts = (
+            (*value.shape, *value.stride(), value.storage_offset()) if strided else getattr(value, "shape", (value,))
+        )
+        for part in parts:
+            if isinstance(part, torch.SymInt):
+                expression = part.node.expr
+                used |= expression.free_symbols
+                if expression.is_Symbol:
+                    bound.add(expression)
+    return used - bound
+
+
+def dimension_of(value: Any, symbol: Any) -> int | None:
+    """Returns the dimension of a tensor whose size is a symbol by itself, if there is one."""
+    sizes = value.shape if isinstance(value, torch.Tensor) else ()
+    is_it = (isinstance(size, torch.SymInt) and size.node.expr == symbol for size in sizes)
+    return next((i for i, found in enumerate(is_it) if found), None)
 
 
 def rounds(relation: Any) -> bool:

@@ -19,6 +19,7 @@ from sidefx_train.compile.autograd.saved_tensor_errors import (
     saved_as_results,
     saved_checks,
 )
+from sidefx_train.compile.autograd.symbol_inputs import symbol_nodes
 from sidefx_train.compile.autograd.trace_backward import Recorded, RecordedStage
 from sidefx_train.compile.capture.recording.eager_parity.linalg_values_only import drop_unused_vectors
 from sidefx_train.compile.capture.recording.tracer import GraphTracer, drop_profiler_nodes, replace_inplace_views
@@ -244,6 +245,9 @@ class _Extractor:
         needed = in_eager_order(reads, before)
         needed += [_undetached(grad, among) for grad in grads]
         crossing = dict.fromkeys(used for used in needed if used not in after_backward_starts and used.op != "get_attr")
+        for number in symbol_nodes(tracer.graph, [*self.inputs, *before], [*crossing, *tangents]):
+            crossing[number] = before[number] = None
+            self.position.setdefault(number, len(self.position))
         feeds: list[Origin] = [self._origin(node) for node in crossing]
         feeds += [("tangent", i) for i in range(len(tangents))]
         taken = [self._taken(node, recorded.writes) for node in crossing]

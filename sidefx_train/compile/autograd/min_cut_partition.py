@@ -17,6 +17,7 @@ from torch import fx
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.autograd.joint_graph import JointGraph, Origin
 from sidefx_train.compile.autograd.saved_tensor_errors import Saved, SavedCheck
+from sidefx_train.compile.autograd.symbol_inputs import symbol_nodes
 from sidefx_train.compile.graph.alias_analysis import Aliases, drop_dead, is_pure
 from sidefx_train.compile.graph.artifacts import GraphInput
 
@@ -154,6 +155,8 @@ class _Plan:
         graph = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
         wanted = self._taken_by(kept)
+        tangents = [node for node in self.taken if node not in self.fed]
+        wanted += symbol_nodes(self.forward, list(self.forward.nodes), [*wanted, *tangents])
         known = {
             self.fed[n]: given for n, given in zip(self.taken, stage.backward.inputs, strict=True) if n in self.fed
         }

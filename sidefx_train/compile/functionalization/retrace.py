@@ -165,6 +165,7 @@ class Retracer:
 
     def _entry_fakes(self) -> dict[fx.Node, Any]:
         entries: dict[fx.Node, Any] = {}
+        numbers: dict[fx.Node, torch.SymInt] = {}
         with self.traced.fake_mode, torch.no_grad():
             for base in self.options.bases:
                 device = self.traced.inputs[base.members[0]].example.device
@@ -174,11 +175,12 @@ class Retracer:
                     continue
                 used = any(user not in self.options.skip and user.op != "output" for user in node.users)
                 if given.kind == "scalar":
-                    if isinstance(given.example, torch.SymInt) and used:
-                        entries[node] = given.example
+                    if isinstance(given.example, torch.SymInt):
+                        (entries if used else numbers)[node] = given.example
                 elif used:
                     entries[node] = given.example.detach()
-        return entries
+        unbound = compat.unbound_symbols([*entries.values(), *self.base_fakes])
+        return entries | {node: value for node, value in numbers.items() if compat.symbol_of(value) in unbound}
 
     def _fed(self) -> list[fx.Node]:
         """Returns the host numbers that tensor operations read, in graph order."""

@@ -140,3 +140,43 @@ def test_an_update_before_an_error_happens_once(backend):
     for eager, captured in zip(results[:6], results[6:], strict=True):
         assert isinstance(eager[0], type) == isinstance(captured[0], type)
         torch.testing.assert_close(torch.tensor(captured[1]), torch.tensor(eager[1]))
+
+
+def _joined_by_data(x, first, second):
+    return torch.cat([x[first.nonzero().squeeze(1)], x[second.nonzero().squeeze(1)]])
+
+
+def _joined_inputs(x, first, second):
+    return torch.cat([x[: len(first)], second])
+
+
+SUMS_OF_SIZES = {"by data": _joined_by_data, "of inputs": _joined_inputs}
+
+
+@pytest.mark.parametrize("joined", SUMS_OF_SIZES)
+@pytest.mark.parametrize("partition", ["min_cut", pytest.param("default", marks=pytest.mark.slow)])
+def test_backward_outside_over_the_sum_of_two_sizes(joined, partition):
+    """The backward's inputs have ``u0 + u1`` rows, and none has ``u0``: the two are inputs of their own."""
+    net = torch.nn.Linear(4, 20)
+
+    def loss_of(x, first, second):
+        rows = SUMS_OF_SIZES[joined](x, first, second)
+        return net(rows).reshape(rows.shape[0], -1, 4).square().mean()
+
+    compiled = sidefx_train.compile(loss_of, backend="inductor", warmup="now", keep_slower=True, partition=partition)
+    for i in range(4):
+        generator = torch.Generator().manual_seed(i)
+        x = torch.randn(9 + i, 4, generator=generator)
+        first = torch.rand(9 + i, generator=generator) > 0.5
+        second = torch.rand(9 + i, generator=generator) > 0.3
+        if joined == "of inputs":
+            first, second = first[: 5 + i], torch.randn(3 + 2 * i, 4, generator=generator)
+        grads = []
+        for call in (loss_of, compiled):
+            net.zero_grad()
+            call(x, first, second).backward()
+            grads.append(net.weight.grad.clone())
+        torch.testing.assert_close(*grads)
+    report = compiled.report()
+    assert report.fallback_count == 0 and not report.fallbacks, report
+    assert len(report.captures) <= 2, report

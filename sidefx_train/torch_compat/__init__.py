@@ -90,6 +90,8 @@ from sidefx_train.torch_compat.distributed.reducer import builtin_hook as builti
 from sidefx_train.torch_compat.distributed.reducer import coalesced as coalesced
 from sidefx_train.torch_compat.distributed.reducer import gradient_buckets as gradient_buckets
 from sidefx_train.torch_compat.distributed.reducer import gradient_sink as gradient_sink
+from sidefx_train.torch_compat.distributed.reducer import has_final_buckets as has_final_buckets
+from sidefx_train.torch_compat.distributed.reducer import is_finalized as is_finalized
 from sidefx_train.torch_compat.distributed.reducer import leaves_behind as leaves_behind
 from sidefx_train.torch_compat.distributed.reducer import mark_used as mark_used
 from sidefx_train.torch_compat.distributed.reducer import reset_used as reset_used

@@ -177,3 +177,27 @@ def divided_programs() -> dict[str, Callable[[torch.Tensor], Any]]:
         return a * 2
 
     return {name: value for name, value in locals().items() if callable(value) and name not in ("group",)}
+
+
+def raising_programs() -> dict[str, Callable[[torch.Tensor], Any]]:
+    """Returns programs with collectives that raise, by name."""
+    group = dist.group.WORLD
+
+    def averages_integers(x):
+        y = x.long()
+        dist.all_reduce(y, dist.ReduceOp.AVG)
+
+    def bits_of_floats(x):
+        out = torch.empty(2)
+        dist.reduce_scatter_tensor(out, x * 2, dist.ReduceOp.BAND)
+
+    def functional_bits_of_floats(x):
+        return functional.all_reduce(x * 2, "bor", group) + 1
+
+    def unknown_reduction(x):
+        return functional.all_reduce(x * 2, "most", group) + 1
+
+    def wrong_splits(x):
+        return functional.all_to_all_single(x * 2, [1, 1], [1, 1], group) + 1
+
+    return {name: value for name, value in locals().items() if callable(value) and name != "group"}

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 import sidefx_train
 from sidefx_train.errors import UnfinishedError
-from tests.distributed.collective_programs import captured_programs, divided_programs
+from tests.distributed.collective_programs import captured_programs, divided_programs, raising_programs
 from tests.distributed.processes import in_two_processes
 
 CALLS = 3
@@ -90,12 +90,24 @@ def _failing(rank: int) -> None:
     assert y.item() == 2, "the processes issue different collectives"
 
 
+def _raising(rank: int) -> None:
+    """What raises does so as in eager, and no graph that stops halfway is made of it."""
+    for name, program in raising_programs().items():
+        x, messages = torch.arange(4.0) + rank, []
+        for step in (program, sidefx_train.compile(program, backend="eager")):
+            with pytest.raises(RuntimeError) as raised:
+                step(x)
+            messages.append(str(raised.value))
+        assert messages[0] == messages[1], name
+
+
 def _all_with_one_operation_each(rank: int) -> None:
     _one_graph(rank, "eager", (0, 1))
     _one_graph(rank, "eager", (1,))
     _in_parts(rank)
     _constants(rank)
     _failing(rank)
+    _raising(rank)
 
 
 def test_collectives_have_eagers_results():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
 
 import sidefx_train
 from sidefx_train.report_ranks import gather_reports
@@ -194,6 +196,44 @@ def _changes(rank: int) -> None:
     assert net() is None, "the capture keeps the wrapper"
 
 
+def _copied(state: State, call: int, batch: Any) -> Any:
+    if call == 3:
+        state.net = copy.deepcopy(state.net)
+        state.optimizer = torch.optim.SGD(state.net.parameters(), lr=0.1)
+    return batch
+
+
+def _frozen_once(state: State, call: int, batch: Any) -> Any:
+    first = next(state.net.parameters())
+    if call == 3:
+        first.requires_grad_(False).grad = None
+    elif call == 4:
+        first.requires_grad_(True)
+    return batch
+
+
+def _reducers(rank: int) -> None:
+    """A copy arranges its buckets again; a reduction that stopped halfway raises; ranks that capture go along."""
+    program = PROGRAMS["many buckets"]
+    expected, _ = _trained(program, rank, _plain, _copied)
+    found, step = _trained(program, rank, _captured if rank else _plain, _copied)
+    _check_equal("a copied wrapper", found, expected)
+    assert not rank or step.report().replays == 2, str(step.report())
+    for compiled in (_plain, _captured if rank else _plain):
+        with pytest.raises(RuntimeError, match="Expected to have finished reduction"):
+            _trained(program, rank, compiled, _frozen_once)
+        dist.barrier()
+    inner = program.model()
+    named = [(name, p) for name, p in inner.named_parameters() if name.startswith("2")]
+    delayed = DistributedDataParallel(
+        inner, delay_all_reduce_named_params=named, param_to_hook_all_reduce=inner[0].weight
+    )
+    for net in (lambda x: delayed(x), lambda x: DistributedDataParallel(program.model())(x)):
+        step = sidefx_train.compile(torch.no_grad()(net), backend="eager")
+        step(torch.ones(1, 4))
+        assert step.report().breaks[0].code == "SFX121" and step.report().replays == 0, str(step.report())
+
+
 def _without_views(state: State, call: int, batch: Any) -> Any:
     for parameter in state.net.parameters() if call == 5 else ():
         parameter.grad = parameter.grad.clone()
@@ -206,10 +246,12 @@ def _bucket_views(rank: int) -> None:
 
     def noted(state: State, call: int, batch: Any) -> Any:
         seen.append([parameter.grad for parameter in state.net.parameters()])
+        gc.collect()
         return batch
 
     state, step = _trained(program, rank, _captured, noted)
     assert all(a is b for a, b in zip(seen[3], seen[-1], strict=True)) and step.report().replays == CALLS - UNTIL_FINAL
+    assert len(step.report().captures) == 1, str(step.report())
     storages = {grad.untyped_storage().data_ptr() for grad in seen[-1]}
     assert len(storages) == len(gradient_buckets(state.net.reducer)) < len(seen[-1])
     expected, _ = _trained(program, rank, _plain, _without_views)
@@ -230,6 +272,7 @@ def _bucket_views(rank: int) -> None:
 def _many_checks(rank: int) -> None:
     _bucket_views(rank)
     _changes(rank)
+    _reducers(rank)
     _programs(rank, (0, 1), FEW)
     _disagreements(rank)
     _eager_in_between(rank)

@@ -7,7 +7,6 @@ which must not leave the step: outside it would be another object than eager's.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
@@ -103,13 +102,16 @@ class BucketMemory:
         view.copy_(value)
 
 
-def found_views(parameters: Sequence[weakref.ref[torch.Tensor]]) -> bool:
-    """Returns True if the gradients of a bucket's parameters are the views of one bucket."""
+def found_views(parameters: Sequence[torch.Tensor]) -> bool:
+    """Returns True if the gradients of a bucket's parameters are the views of one bucket.
+
+    It is called by guards. What they refer to must not contain weak references, which the garbage collector ends: to
+    it, what is only held by an entry is garbage.
+    """
     offset, base = 0, None
-    for reference in parameters:
-        parameter = reference()
-        grad = None if parameter is None else parameter.grad
-        if parameter is None or grad is None or grad._base is None or (base is not None and grad._base is not base):
+    for parameter in parameters:
+        grad = parameter.grad
+        if grad is None or grad._base is None or (base is not None and grad._base is not base):
             return False
         if grad.storage_offset() != offset or grad.stride() != _strides(parameter) or grad.shape != parameter.shape:
             return False

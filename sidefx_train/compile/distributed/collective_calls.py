@@ -27,7 +27,17 @@ if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
 
 CODE = "SFX103"
-_OPERATIONS = frozenset({"sum", "avg", "product", "min", "max", "band", "bor", "bxor"})
+_OPERATIONS = frozenset({"sum", "product", "min", "max"})
+_BITWISE = frozenset({"band", "bor", "bxor"})
+
+
+def _is_defined(reduction: Any, dtype: torch.dtype) -> bool:
+    """Returns True unless a reduction raises for a dtype."""
+    if reduction == "avg":
+        return dtype.is_floating_point or dtype.is_complex
+    if reduction in _BITWISE:
+        return not (dtype.is_floating_point or dtype.is_complex)
+    return reduction in _OPERATIONS
 
 
 class PendingCollective:
@@ -95,12 +105,12 @@ class _Call:
             self.refuse("with a complex or non-contiguous tensor")
         return value
 
-    def reduction(self) -> str:
-        """Returns the name of the reduction."""
+    def reduction(self, dtype: torch.dtype) -> str:
+        """Returns the name of the reduction, which must be defined for a dtype."""
         name = getattr(self.given["op"], "name", "")
         name = name.lower() if safe_isinstance(name, str) else ""
-        if name not in _OPERATIONS:
-            self.refuse(f"with the operation {self.given['op']}")
+        if not _is_defined(name, dtype):
+            self.refuse(f"with the operation {self.given['op']} and {dtype}")
         return name
 
     def check_joined(self, whole: torch.Tensor, part: torch.Tensor) -> None:
@@ -154,7 +164,7 @@ def _collective(fn: Any) -> Callable[[Callable[[_Call], Any]], Callable[[_Call],
 
 def _all_reduce(call: _Call) -> Any:
     tensor = call.tensor("tensor")
-    made = call.ops.all_reduce(tensor.detach(), call.reduction(), call.group.group_name)
+    made = call.ops.all_reduce(tensor.detach(), call.reduction(tensor.dtype), call.group.group_name)
     return call.issue(made, lambda waited: [(tensor, waited)])
 
 
@@ -197,7 +207,7 @@ def _reduce_scatter(call: _Call) -> Any:
     output, given = call.tensor("output"), call.tensor("input")
     call.check_joined(given, output)
     flat = given.detach().view(-1)
-    made = call.ops.reduce_scatter_tensor(flat, call.reduction(), call.size, call.group.group_name)
+    made = call.ops.reduce_scatter_tensor(flat, call.reduction(given.dtype), call.size, call.group.group_name)
     return call.issue(made, lambda waited: [(output, waited)])
 
 
@@ -256,6 +266,17 @@ if dist.is_available():
         _collective(getattr(dist, _defined))(_handler)
 
 
+def _raises(name: str, args: tuple[Any, ...]) -> bool:
+    """Returns True for arguments of a functional collective that it refuses when it runs.
+
+    A graph that has communicated does not run again, so that the error would not be eager's.
+    """
+    sent = args[0].meta["val"]
+    if name in ("all_reduce", "reduce_scatter_tensor"):
+        return not _is_defined(args[1], sent.dtype) or (name != "all_reduce" and len(sent) % args[2] != 0)
+    return name == "all_to_all_single" and sum(args[2]) != len(sent)
+
+
 @registry.AT_END.append
 def _check_collectives(world: TraceWorld) -> None:
     """Guards the groups of the graph; refuses a step that ends while a collective runs, or with an unknown one."""
@@ -274,6 +295,8 @@ def _check_collectives(world: TraceWorld) -> None:
         if not compat.is_known_collective(node.target):
             world.heap.refuse(CODE, f"calls {node.target}")
         name = compat.collective_name(node.target)
+        if name and node.target is not BARRIER and _raises(name, node.args):
+            world.heap.refuse(CODE, f"calls {node.target} with arguments for which it raises")
         if name:
             names[node.args[-1]] = None
             if node.target is not BARRIER and not any(compat.is_collective(user.target) for user in node.users):

@@ -8,7 +8,6 @@ iteration, so that a step runs eagerly until then. What is not reproduced here r
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -90,11 +89,34 @@ class _Wrapper:
                 self.refuse("a parameter is not on the CPU, sparse, or complex")
             if hasattr(parameter, "_in_backward_optimizers"):
                 self.refuse("an optimizer runs in its backward")
-        rebuilds = torch.is_grad_enabled() and not self.finds_unused
-        if not self.get("_lazy_init_ran") or (rebuilds and not self.get("_has_rebuilt_buckets")):
+        if vars(self.real).get("_delay_grad_buffer") is not None:
+            self.refuse("it reduces some gradients with a delay")
+        if not torch.is_grad_enabled() and self.get("_lazy_init_ran"):
+            return
+        self._check_reducer()
+
+    def _check_reducer(self) -> None:
+        """Refuses a reducer whose buckets are not final, or that waits for the rest of a backward."""
+        final = self.get("_lazy_init_ran")
+        if final and not self.finds_unused:
+            # A copy of a wrapper has the flag of the original, and a reducer of its own.
+            final = self.get("_has_rebuilt_buckets") and self._ask(compat.has_final_buckets, "its buckets are final")
+        if not final:
             iteration = "first" if self.finds_unused else "second"
             reason = f"{self.label} chooses its gradient buckets in the {iteration} iteration"
             refuse_whole(NOT_FINAL, f"{reason}; until then steps run eagerly", self.world.locate())
+        if not self._ask(compat.is_finalized, "its last backward has reduced all gradients", always=True):
+            self.refuse("an earlier backward has not reduced all of its gradients")
+
+    def _ask(self, question: Callable[[Any], bool], label: str, always: bool = False) -> bool:
+        """Returns what a question about the wrapper is answered; guarded if the answer is no, or always."""
+        heap, ask = self.world.heap, functools.partial(question, self.real)
+        with compat.real_world():
+            found = ask()
+        if always or not found:
+            source = heap.sources.call(heap.sources.const(ask, f"{self.label}: {label}"))
+            heap.guard("equal", source, found)
+        return found
 
     def communication(self) -> Communication:
         """Returns how gradients are reduced."""
@@ -155,6 +177,8 @@ class _Wrapper:
             if shadow is None or not shadow.requires_grad:
                 self.refuse("a parameter takes no part in its forward")
             self._variables[id(parameter)] = Variable(index, shadow)
+        if len(order) != len(reduced):
+            self.refuse("a parameter was replaced since it was created")
         variables = [[self._variables[id(parameter)] for parameter in bucket] for bucket in buckets]
         how = self.communication()
         if how.as_views:
@@ -179,7 +203,7 @@ class _Wrapper:
     def _found_views(self, bucket: list[torch.nn.Parameter]) -> list[torch.Tensor] | None:
         """Returns the gradients of a bucket at the beginning of the step if they are its views."""
         heap = self.world.heap
-        ask = functools.partial(found_views, tuple(map(weakref.ref, bucket)))
+        ask = functools.partial(found_views, tuple(bucket))
         with compat.real_world():
             found = ask()
         heap.guard("equal", heap.sources.call(heap.sources.const(ask, "gradients are views of their bucket")), found)
@@ -257,6 +281,11 @@ def wrapper_of(world: TraceWorld, shadow: Any) -> _Wrapper:
         wrapper = world.wrappers[id(shadow)] = _Wrapper(world, shadow)
     wrapper.check()
     return wrapper  # type: ignore[no-any-return]
+
+
+@registry.intercept(DistributedDataParallel.__init__)
+def _create(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NoReturn:
+    refuse_whole(CODE, "creates a DistributedDataParallel, which sends its parameters", world.locate())
 
 
 @registry.intercept(DistributedDataParallel.forward)

@@ -47,6 +47,26 @@ def used_counts(reducer: Any) -> list[int]:
     return [int(count) for count in reducer._get_local_used_map().tolist()]
 
 
+def has_final_buckets(wrapper: Any) -> bool:
+    """Returns True if the reducer of a wrapper whose flag says so has arranged its buckets again.
+
+    A wrapper that was copied or unpickled has the flag of the original and a reducer of its own, whose statistics tell,
+    one forward later. The process group is the first attribute that such a wrapper gets.
+    """
+    if next(iter(vars(wrapper)), "") != "process_group":
+        return True
+    return bool(wrapper.logger._get_ddp_logging_data().ints_map.get("has_rebuilt_buckets"))
+
+
+def is_finalized(wrapper: Any) -> bool:
+    """Returns True unless a backward has reduced some gradients only: the next forward in grad mode raises then."""
+    try:
+        wrapper.reducer._check_reducer_finalized()
+    except RuntimeError:
+        return False
+    return True
+
+
 def mark_used(reducer: Any, indices: tuple[int, ...]) -> None:
     """Tells the reducer that gradients were accumulated in a backward without reduction."""
     for index in indices:

@@ -42,7 +42,7 @@ CODES: dict[str, tuple[str, str]] = {
     "SFX206": ("compiling in the background", "No action needed: steps run eagerly until the graph is compiled."),
     "SFX207": (
         "the captured step stopped halfway",
-        "Its tensors have been updated, its Python objects not: begin again from a checkpoint, and please report it.",
+        "Begin again from a checkpoint: its Python objects were not updated. Report it if no other process is why.",
     ),
     "SFX208": (
         "an assumed condition did not hold",

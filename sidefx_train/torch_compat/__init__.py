@@ -68,6 +68,7 @@ from sidefx_train.torch_compat.distributed.collectives import group_resolver as 
 from sidefx_train.torch_compat.distributed.collectives import is_coalescing as is_coalescing
 from sidefx_train.torch_compat.distributed.collectives import is_collective as is_collective
 from sidefx_train.torch_compat.distributed.collectives import is_known_collective as is_known_collective
+from sidefx_train.torch_compat.distributed.collectives import own_process as own_process
 from sidefx_train.torch_compat.distributed.collectives import size_of_group as size_of_group
 from sidefx_train.torch_compat.distributed.collectives import size_of_named_group as size_of_named_group
 from sidefx_train.torch_compat.distributed.dtensors import copy_gradient_dtype as copy_gradient_dtype

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch.distributed as dist
 import sidefx_train
 from sidefx_train.errors import UnfinishedError
 from tests.distributed.collective_programs import captured_programs, divided_programs, raising_programs
-from tests.distributed.processes import in_two_processes
+from tests.distributed.processes import WORLD, in_two_processes
 
 CALLS = 3
 
@@ -83,11 +84,29 @@ def _failing(rank: int) -> None:
 
     x = torch.ones(4)
     step(x, torch.zeros(1))
-    with pytest.raises(UnfinishedError, match="IndexError"):
+    with pytest.raises(UnfinishedError, match=f"IndexError.*in process {rank} of {WORLD}"):
         step(x, torch.full((1,), 9.0))
     y = torch.ones(1)
     dist.all_reduce(y)
     assert y.item() == 2, "the processes issue different collectives"
+
+
+def _alone(rank: int) -> None:
+    """A process that waits for one that has failed says so, and which one it is."""
+    group = dist.new_group(timeout=datetime.timedelta(seconds=2))
+
+    @sidefx_train.compile(backend="eager")
+    def step(x, fails):
+        if fails:
+            raise ValueError("stop")
+        y = x * 2
+        dist.all_reduce(y, group=group)
+        return y
+
+    step(torch.ones(4), False)
+    error, text = (ValueError, "stop") if rank else (UnfinishedError, f"RuntimeError.*in process {rank} of {WORLD}")
+    with pytest.raises(error, match=text):
+        step(torch.ones(4), rank > 0)
 
 
 def _raising(rank: int) -> None:
@@ -108,6 +127,7 @@ def _all_with_one_operation_each(rank: int) -> None:
     _constants(rank)
     _failing(rank)
     _raising(rank)
+    _alone(rank)
 
 
 def test_collectives_have_eagers_results():

@@ -7,11 +7,18 @@ from torch import fx
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.communication import CommunicationRecord
+from sidefx_train.errors import UnfinishedError
 
 
 def communicates(graph: fx.Graph) -> bool:
     """Returns True if a graph contains collectives."""
     return any(compat.is_collective(node.target) for node in graph.nodes)
+
+
+def stopped(error: Exception) -> UnfinishedError:
+    """Returns the error of a graph with collectives that stopped: it names the process, as another may be the cause."""
+    place = f"in {compat.own_process()}; another process may have failed, or have left the step"
+    return UnfinishedError("SFX207", f"{type(error).__name__}: {error} ({place})")
 
 
 def issued(graph: fx.Graph) -> list[tuple[str, ...]]:

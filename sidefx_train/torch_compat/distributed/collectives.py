@@ -85,6 +85,12 @@ def is_coalescing(group: Any) -> bool:
     return group in torch.distributed.distributed_c10d._world.pg_coalesce_state
 
 
+def own_process() -> str:
+    """Returns which of all processes this one is, in words."""
+    group = default_group()
+    return "this process" if group is None else f"process {group.rank()} of {group.size()}"
+
+
 def group_number(group: Any) -> int:
     """Returns a number that no other process group of this process has had; it does not keep the group alive."""
     number = _numbers.get(group)

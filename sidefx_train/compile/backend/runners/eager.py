@@ -12,10 +12,9 @@ from sidefx_train.compile.backend.runners.own_results import own_versions, set_o
 from sidefx_train.compile.backend.runners.runner import tuple_text
 from sidefx_train.compile.graph.alias_analysis import Aliases
 from sidefx_train.compile.graph.artifacts import Executable, TracedGraph
-from sidefx_train.compile.graph.collectives import communicates
+from sidefx_train.compile.graph.collectives import communicates, stopped
 from sidefx_train.compile.graph.devices import generators_of
 from sidefx_train.compile.graph.fx_utils import for_any_layout
-from sidefx_train.errors import UnfinishedError
 
 
 def build_eager(traced: TracedGraph) -> Executable:
@@ -57,7 +56,7 @@ def build_eager(traced: TracedGraph) -> Executable:
                 for generator, state in zip(drawn_from, random_states, strict=True):
                     generator.set_state(state)
                 if cannot_repeat and isinstance(error, Exception):
-                    raise UnfinishedError("SFX207", f"{type(error).__name__}: {error}") from error
+                    raise stopped(error) from error
                 raise
 
     return Executable(

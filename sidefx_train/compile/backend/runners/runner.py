@@ -24,6 +24,7 @@ from sidefx_train.compile.common.source_literals import literal
 from sidefx_train.compile.functionalization.synthetic_bases import real_base
 from sidefx_train.compile.gpu.replaying import Replaying
 from sidefx_train.compile.graph.artifacts import Name, RunnerPlan
+from sidefx_train.compile.graph.collectives import stopped
 from sidefx_train.compile.native import increment_versions, set_versions
 from sidefx_train.errors import AssumptionFailed, UnfinishedError
 
@@ -365,9 +366,9 @@ def _call_graph(graph: RunnerPlan, source: RunnerSource, target: str, indent: st
     source(f"{inner}{target}graph(given)")
     _stop_on_report(graph, source, inner)
     if graph.communicates:
-        source.bind("Unfinished", UnfinishedError)
+        source.bind("stopped", stopped)
         source(f"{indent}except Exception as error:")
-        source(f"{indent}    raise Unfinished('SFX207', f'{{type(error).__name__}}: {{error}}') from error")
+        source(f"{indent}    raise stopped(error) from error")
 
 
 def _stop_on_report(graph: RunnerPlan, source: RunnerSource, indent: str) -> None:

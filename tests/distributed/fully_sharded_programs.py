@@ -159,6 +159,15 @@ def frozen():
     return net
 
 
+def frozen_block():
+    net = Net()
+    net.blocks[0].requires_grad_(False)
+    for block in net.blocks:
+        fully_shard(block)
+    fully_shard(net)
+    return net
+
+
 def without_own_parameters():
     net = Net()
     for part in (*net.blocks, net.norm, net.head):
@@ -432,6 +441,7 @@ PROGRAMS = {
     "checkpointing": Program(checkpointed),
     "prefetching": Program(prefetching),
     "frozen": Program(frozen),
+    "frozen block": Program(frozen_block, optimizer=SGD),
     "without own parameters": Program(without_own_parameters),
     "tied weights": Program(tied, batch=_tokens, loss=entropy, optimizer=MOMENTUM),
     "loss read at the end": Program(by_block, reads_loss_at_the_end),

@@ -276,6 +276,15 @@ def _finish_all_gather(names: compat.FullyShardedNames, world: TraceWorld, args:
             world.tracer.data_of(whole).copy_(rows)
 
 
+def _drop_all_gather(names: compat.FullyShardedNames, world: TraceWorld, args: Any, kwargs: Any) -> Any:
+    """Waits for parameters that were gathered in vain, as those of a frozen module, before torch forgets them."""
+    result = world.interp.getattr(args[0], "_all_gather_result")
+    if result is not None:
+        with torch.no_grad():
+            compat.functional_collectives().wait_tensor(result.all_gather_output)
+    return ABSENT
+
+
 def _fill_reduce_scatter(names: compat.FullyShardedNames, world: TraceWorld, args: Any, kwargs: Any) -> None:
     """Writes gradients to the buffer that is reduced: for each process, its rows of every gradient."""
     gradients, buffer, size = args
@@ -305,6 +314,7 @@ def _with_fully_shard() -> bool:
         names.start_all_gather: _start_all_gather,
         names.finish_all_gather: _finish_all_gather,
         names.fill_reduce_scatter: _fill_reduce_scatter,
+        names.Group.finalize_backward: _drop_all_gather,
         logging.Logger.debug: _message,
         compat.ENGINE.queue_callback: _at_end_of_backward,
         **{getattr(names.Group, name): _known for name in _METHODS},

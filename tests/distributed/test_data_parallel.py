@@ -22,6 +22,7 @@ from tests.distributed.data_parallel_programs import PROGRAMS, Program, State
 from tests.distributed.processes import WORLD, agree, in_two_processes
 
 CALLS = 7
+EVERY = tuple(range(WORLD))
 UNTIL_FINAL = 2
 """Eager steps until the wrapper's buckets are final."""
 
@@ -290,7 +291,7 @@ def test_one_rank_captures_while_the_other_runs_eagerly():
 
 @pytest.mark.slow
 def test_both_ranks_capture():
-    in_two_processes(_programs, (0, 1), tuple(PROGRAMS))
+    in_two_processes(_programs, EVERY, tuple(PROGRAMS))
 
 
 def _through_inductor(rank: int, names: tuple[str, ...], capturing: tuple[int, ...]) -> None:
@@ -299,7 +300,7 @@ def _through_inductor(rank: int, names: tuple[str, ...], capturing: tuple[int, .
         expected, _ = _trained(program, rank, _plain, adaptive=False)
         compiled = partial(_captured, backend="inductor") if rank in capturing else _plain
         found, step = _trained(program, rank, compiled, adaptive=False)
-        _check_equal(name, found, expected, exact=False, both=len(capturing) == 2)
+        _check_equal(name, found, expected, exact=False, both=len(capturing) == WORLD)
         if rank in capturing:
             assert len(step.report().captures) == PROGRAMS[name].graphs, str(step.report())
 
@@ -310,9 +311,9 @@ def test_inductor_keeps_the_order_of_buckets():
 
 @pytest.mark.slow
 def test_ranks_with_the_same_code_agree_bit_for_bit():
-    in_two_processes(_through_inductor, ("many buckets", "validation"), (0, 1))
+    in_two_processes(_through_inductor, ("many buckets", "validation"), EVERY)
 
 
 @pytest.mark.slow
 def test_other_models_go_through_inductor():
-    in_two_processes(_through_inductor, ("tied weights", "accumulation inside", "kept gradients"), (0, 1), seconds=500)
+    in_two_processes(_through_inductor, ("tied weights", "accumulation inside", "kept gradients"), EVERY, seconds=500)

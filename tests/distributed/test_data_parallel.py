@@ -182,6 +182,12 @@ def _register_hook(state: State, call: int, batch: Any) -> Any:
     return batch
 
 
+def _register_builtin_hook(state: State, call: int, batch: Any) -> Any:
+    if call == 4:
+        state.net._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+    return batch
+
+
 def _changes(rank: int) -> None:
     """A hook registered later is seen; nothing keeps a wrapper that the program drops; early steps are no breaks."""
     program = PROGRAMS["many buckets"]
@@ -191,6 +197,10 @@ def _changes(rank: int) -> None:
     )
     _check_equal("a later hook", found, expected)
     assert len(step.report().captures) == 2, str(step.report())
+    expected, _ = _trained(program, rank, _plain, _register_builtin_hook)
+    found, step = _trained(program, rank, _captured, _register_builtin_hook)
+    _check_equal("a later hook in C++", found, expected)
+    assert step.report().fallback_count > UNTIL_FINAL and step.report().replays > 0, str(step.report())
     net = weakref.ref(found.net)
     del found, step
     gc.collect()

@@ -246,8 +246,9 @@ class _Extractor:
         needed += [_undetached(grad, among) for grad in grads]
         crossing = dict.fromkeys(used for used in needed if used not in after_backward_starts and used.op != "get_attr")
         for number in symbol_nodes(tracer.graph, [*self.inputs, *before], [*crossing, *tangents]):
-            crossing[number] = before[number] = None
-            self.position.setdefault(number, len(self.position))
+            crossing[number] = None
+            if number not in self.position:
+                before[number], self.position[number] = None, len(self.position)
         feeds: list[Origin] = [self._origin(node) for node in crossing]
         feeds += [("tangent", i) for i in range(len(tangents))]
         taken = [self._taken(node, recorded.writes) for node in crossing]

@@ -108,7 +108,7 @@ class _Wrapper:
         if not self._ask(compat.is_finalized, "its last backward has reduced all gradients", always=True):
             self.refuse("an earlier backward has not reduced all of its gradients")
 
-    def _ask(self, question: Callable[[Any], bool], label: str, always: bool = False) -> bool:
+    def _ask(self, question: Callable[[Any], Any], label: str, always: bool = False) -> Any:
         """Returns what a question about the wrapper is answered; guarded if the answer is no, or always."""
         heap, ask = self.world.heap, functools.partial(question, self.real)
         with compat.real_world():
@@ -121,8 +121,7 @@ class _Wrapper:
     def communication(self) -> Communication:
         """Returns how gradients are reduced."""
         group, hooks = self.get("process_group"), list(self.get("_comm_hooks"))
-        with compat.real_world():
-            builtin = compat.builtin_hook(self.real.logger)
+        builtin = self._ask(compat.builtin_hook, "its communication hook", always=True)
         options = {"finds_unused": self.finds_unused, "as_views": bool(self.get("gradient_as_bucket_view"))}
         if not hooks:
             if builtin:

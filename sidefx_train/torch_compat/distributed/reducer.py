@@ -27,9 +27,9 @@ def gradient_buckets(reducer: Any) -> list[list[torch.nn.Parameter]]:
     return [list(bucket.parameters()) for bucket in reducer._get_zeros_like_grad_buckets()]
 
 
-def builtin_hook(logger: Any) -> str:
-    """Returns the name of the communication hook that the reducer's logger has; "" without one."""
-    return str(logger._get_ddp_logging_data().strs_map.get("comm_hook", ""))
+def builtin_hook(wrapper: Any) -> str:
+    """Returns the name of the communication hook that the logger of a wrapper has; "" without one."""
+    return str(wrapper.logger._get_ddp_logging_data().strs_map.get("comm_hook", ""))
 
 
 def coalesced(tensors: list[torch.Tensor], size: int) -> list[list[int]]:

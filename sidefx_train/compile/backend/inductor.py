@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -469,6 +471,9 @@ def _compile(
                     said.append(regions_note(division, module.graph))
                     call, code, more = _compile_regions(module.graph, division, build)
                     said.extend(more)
+        missing = undefined_symbols(code) if not settings["cpp_wrapper"] and _has_symbols(graph.module) else []
+        if missing:
+            raise BackendError("SFX201", f"Inductor's code reads {', '.join(missing)}, which it does not define")
         said.extend(warned)
         build.constants = "constants_tensor" in code
         notes.extend(said)
@@ -546,6 +551,19 @@ def _compile_regions(graph: fx.Graph, division: Division, build: _Build) -> tupl
     entry = build.whole(join_wrappers(division, graph, wrappers), kernels, results, libraries)
     notes += dict.fromkeys(note for made in sources for note in made.notes)
     return compat.call_aoti(entry), "\n".join(made.code for made in sources), notes
+
+
+def undefined_symbols(code: str) -> list[str]:
+    """Returns the sizes (``s0``, ``u1``) that a Python wrapper of Inductor reads and no line of it defines.
+
+    A compiler would refuse them in C++; here they would raise a ``NameError`` when the graph runs.
+    """
+    nodes = list(ast.walk(ast.parse(code)))
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    defined = {node.id for node in names if not isinstance(node.ctx, ast.Load)}
+    defined |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    read = {node.id for node in names if isinstance(node.ctx, ast.Load) and re.fullmatch(r"[su]\d+", node.id)}
+    return sorted(read - defined)
 
 
 def _has_symbols(module: fx.GraphModule) -> bool:

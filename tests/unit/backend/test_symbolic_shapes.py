@@ -12,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import track_tensor_tree
 from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
 from sidefx_train.compile.backend.compile_graph import build
+from sidefx_train.compile.backend.inductor import undefined_symbols
 from sidefx_train.compile.graph.artifacts import GraphInput
 from sidefx_train.config import CompileConfig
 from tests.support.graphs import Recorder, new_recorder, record
@@ -53,3 +54,11 @@ def test_symbolic_batch(backend: str) -> None:
         expected = fn(data, weight, rows + 2, 0.1 * rows)
         for g, e in zip([*got, mine], [*expected, weight], strict=True):
             torch.testing.assert_close(g, e)
+
+
+def test_a_size_that_generated_code_does_not_define_is_found() -> None:
+    """Such code is refused when it is made: it would raise when the graph runs, in the middle of a backward."""
+    lines = ("def part(u2):", "    # u9", "    return u2", "def call(args):", "    s0, a = args", "    u1 = a.size(0)")
+    complete = "\n".join((*lines, "    return empty(s0 + u1, part(3)), 'u8'"))
+    assert undefined_symbols(complete) == []
+    assert undefined_symbols(complete.replace("u1 = a", "n = a").replace("s0, a", "a")) == ["s0", "u1"]

@@ -325,9 +325,9 @@ from sidefx_train.torch_compat.state.settings import without_getters as without_
 from sidefx_train.torch_compat.symbolic_math import CHOICES as CHOICES
 from sidefx_train.torch_compat.symbolic_math import NUMBERS as NUMBERS
 from sidefx_train.torch_compat.symbolic_math import SYMBOLIC_MATH as SYMBOLIC_MATH
-from sidefx_train.torch_compat.symbolic_math import derived_numbers as derived_numbers
 from sidefx_train.torch_compat.symbolic_math import host_functions as host_functions
 from sidefx_train.torch_compat.symbolic_math import is_numpy_scalar as is_numpy_scalar
+from sidefx_train.torch_compat.symbolic_math import numbers_as_in_python as numbers_as_in_python
 from sidefx_train.torch_compat.symbolic_math import plain_number as plain_number
 from sidefx_train.torch_compat.symbolic_math import symbolic_function as symbolic_function
 from sidefx_train.torch_compat.symbols import SYMBOLS as SYMBOLS

@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import handle_sym_dispatch
 
 _node_of_number = sym_node.to_node
 
-_derived_known = threading.Lock(), [0]
+_known = threading.Lock(), [0]
 
 
 def _node_of_derived(node: Any, number: Any) -> Any:
@@ -24,14 +24,41 @@ def _node_of_derived(node: Any, number: Any) -> Any:
     return _node_of_number(node, number if own else plain_number(number))
 
 
+_UNEQUAL = (type(None), str, bytes, bytearray, tuple, list, dict, set, frozenset, range, slice, type)
+"""Classes whose instances are unequal to every number."""
+
+_EQUALITY = [(kind, name, vars(kind)[name]) for kind in (torch.SymInt, torch.SymFloat) for name in ("__eq__", "__ne__")]
+
+
+def _with_objects(name: str, symbolic: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Returns a comparison of symbolic numbers that compares the value, guarded, with numbers that torch does not
+    know."""
+    of_values = operator.eq if name == "__eq__" else operator.ne
+
+    def compare(number: Any, other: Any) -> Any:
+        found = symbolic(number, other)
+        if found is not NotImplemented or isinstance(other, (*_UNEQUAL, torch.Tensor)):
+            return found
+        if getattr(type(other), "__eq__", None) is object.__eq__ or is_numpy_scalar(other):
+            return found
+        return of_values(int(number) if type(number) is torch.SymInt else float(number), other)
+
+    return compare
+
+
+_EQUALITY_WITH_OBJECTS = [(kind, name, _with_objects(name, symbolic)) for kind, name, symbolic in _EQUALITY]
+
+
 @contextmanager
-def derived_numbers() -> Iterator[None]:
-    """Context in which symbolic numbers accept members of enumerations etc.; in torch they are unequal to all of
-    them."""
-    lock, captures = _derived_known
+def numbers_as_in_python() -> Iterator[None]:
+    """Context in which symbolic numbers accept members of enumerations etc., and are equal to a ``Decimal`` or a
+    complex number of their value; in torch they are unequal to all of them."""
+    lock, captures = _known
     with lock:
         captures[0] += 1
         sym_node.to_node = _node_of_derived
+        for kind, name, compare in _EQUALITY_WITH_OBJECTS:
+            setattr(kind, name, compare)
     try:
         yield
     finally:
@@ -39,6 +66,8 @@ def derived_numbers() -> Iterator[None]:
             captures[0] -= 1
             if not captures[0]:
                 sym_node.to_node = _node_of_number
+                for kind, name, compare in _EQUALITY:
+                    setattr(kind, name, compare)
 
 
 def plain_number(value: Any) -> Any:

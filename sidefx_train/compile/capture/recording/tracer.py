@@ -73,7 +73,7 @@ class GraphTracer:
         """Records every tensor operation of this thread within the context."""
         subgraphs = compat.tracing_subgraphs(self.fake_mode, self.tracer)
         with torch.autograd.set_multithreading_enabled(False), compat.quiet_fakes(), subgraphs:
-            with compat.without_torch_compile(), compat.derived_numbers(), self.fake_mode, self.proxy_mode:
+            with compat.without_torch_compile(), compat.numbers_as_in_python(), self.fake_mode, self.proxy_mode:
                 yield
 
     def add_tensor(

@@ -38,3 +38,19 @@ def graphs_for(step: Callable[[Space, int], Any], make: Callable[[], Space], cal
                 shown.append((repr(error), repr(space)))
         assert shown[0] == shown[1], f"call {k}"
     return compiled.report().graph_count
+
+
+def shown(value: Any) -> Any:
+    """Returns a result with its classes and dtypes, for a comparison."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.tolist()
+    return [shown(item) for item in value] if isinstance(value, tuple) else (type(value), value)
+
+
+def check_two_captures(step: Any, values: Any) -> None:
+    """Asserts eager's results for all values, of one capture at the first and another for the rest."""
+    compiled = sidefx_train.compile(step, backend="eager")
+    for value in values:
+        assert repr(shown(compiled(value))) == repr(shown(step(value)))
+    report = compiled.report()
+    assert len(report.captures) == 2 and not report.breaks and not report.fallbacks, f"{report}"

@@ -13,16 +13,11 @@ import pytest
 import torch
 
 import sidefx_train
+from tests.support.symbolic_numbers import check_two_captures, shown
 
 X = torch.arange(3.0)
 COUNTS = [3, 5, 7, 12, 150, 77777]
 SHARES = [0.3, 0.45, 0.615, 2.5, 77.7]
-
-
-def shown(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(map(shown, value))
-    return value.tolist() if isinstance(value, torch.Tensor) else (type(value), value)
 
 
 CASES: dict[str, tuple[Any, list[Any]]] = {
@@ -42,12 +37,7 @@ CASES: dict[str, tuple[Any, list[Any]]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_one_graph_for_all_values(name):
-    step, values = CASES[name]
-    compiled = sidefx_train.compile(step, backend="eager")
-    for value in values:
-        assert repr(shown(compiled(value))) == repr(shown(step(value)))
-    report = compiled.report()
-    assert len(report.captures) == 2 and not report.breaks and not report.fallbacks, f"{report}"
+    check_two_captures(*CASES[name])
 
 
 def test_decisions_are_guarded():

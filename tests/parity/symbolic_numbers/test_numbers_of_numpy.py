@@ -9,16 +9,11 @@ import pytest
 import torch
 
 import sidefx_train
+from tests.support.symbolic_numbers import check_two_captures, shown
 
 X = torch.arange(6.0).view(2, 3)
 SHARES = [0.3, 0.45, 0.61, 0.7, 0.83, 0.9]
 COUNTS = [3, 4, 6, 9, 12, 20]
-
-
-def shown(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.dtype, value.tolist()
-    return [shown(item) for item in value] if isinstance(value, tuple) else (type(value), value)
 
 
 CASES: dict[str, tuple[Any, list[Any]]] = {
@@ -42,12 +37,7 @@ CASES: dict[str, tuple[Any, list[Any]]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_results_and_their_classes_are_eagers(name):
-    step, values = CASES[name]
-    compiled = sidefx_train.compile(step, backend="eager")
-    for value in values:
-        assert repr(shown(compiled(value))) == repr(shown(step(value)))
-    report = compiled.report()
-    assert len(report.captures) == 2 and not report.breaks and not report.fallbacks, f"{report}"
+    check_two_captures(*CASES[name])
 
 
 def test_comparisons_are_numpys():

@@ -78,7 +78,6 @@ from sidefx_train.compile.common.plain_values import CONTAINERS, PLAIN_TYPES, is
 from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE
 from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
 from sidefx_train.compile.graph.derived_numbers import as_single
-from sidefx_train.compile.graph.fx_utils import one_generator
 from sidefx_train.errors import Unsupported
 
 _CALLS_METHODS = (repr, str, bytes, bytearray)
@@ -199,7 +198,7 @@ class Calls:
         if torch_call:  # it accepts symbols as numbers, but not as flags
             args, kwargs = builtin_methods.concrete_within((args, kwargs), (torch.SymBool,))
         if type(attribute_of(fn, "__self__")) is torch.Generator:
-            answer = self._of_generator(fn, args)
+            answer = self.world.random_draws.of_generator(fn, args)
             if answer is not ABSENT:
                 return answer
         if torch_call:
@@ -588,23 +587,6 @@ class Calls:
                 return True
             frame = frame.back
         return False
-
-    def _of_generator(self, fn: Any, args: tuple[Any, ...]) -> Any:
-        """Seeds a generator of the step by a number that changes; refuses methods of one that the graph has drawn from,
-        and ``seed``."""
-        if fn.__name__ == "seed":
-            self.heap.refuse("SFX110", "calls torch.Generator.seed")
-        held = [value for value in vars(self.tracer.tracer.root).values() if safe_isinstance(value, torch.Generator)]
-        if any(one_generator(fn.__self__, each) for each in held):
-            self.heap.refuse("SFX110", f"calls torch.Generator.{fn.__name__}, on a generator that the graph draws from")
-        draws = self.world.random_draws
-        if self.heap.record_of(fn.__self__) is None and fn.__name__ == "manual_seed":
-            draws.forget_seed(fn.__self__)
-            if len(args) == 1 and type(args[0]) is torch.SymInt and draws.reseed(fn.__self__, args[0]):
-                return fn.__self__
-        elif draws.seed_of(fn.__self__) is not None:
-            self.heap.refuse("SFX110", f"calls torch.Generator.{fn.__name__} after a seed that changes")
-        return ABSENT
 
     def refuse_call(self, fn: Any) -> None:
         owner = attribute_of(fn, "__self__")

@@ -154,11 +154,22 @@ class RandomDraws:
         self.values.append(None)
         return True
 
-    def forget_seed(self, generator: torch.Generator) -> bool:
-        """Notes that a generator gets another state; returns False if it was not seeded by a number that changes."""
-        known = [each for each in self.reseeded if one_generator(each.generator, generator)]
-        self.reseeded = [each for each in self.reseeded if each not in known]
-        return bool(known)
+    def of_generator(self, fn: Any, args: tuple[Any, ...]) -> Any:
+        """Seeds a generator of torch, which the step has created, by a number that changes; refuses methods of one that
+        the graph has drawn from, and ``seed``. Else :data:`ABSENT`."""
+        heap, generator = self._heap, fn.__self__
+        if fn.__name__ == "seed":
+            heap.refuse("SFX110", "calls torch.Generator.seed")
+        held = [each for each in vars(heap.tracer.tracer.root).values() if safe_isinstance(each, torch.Generator)]
+        if any(one_generator(generator, each) for each in held):
+            heap.refuse("SFX110", f"calls torch.Generator.{fn.__name__}, on a generator that the graph draws from")
+        if heap.record_of(generator) is None and fn.__name__ == "manual_seed":
+            self.reseeded = [each for each in self.reseeded if not one_generator(each.generator, generator)]
+            if len(args) == 1 and type(args[0]) is torch.SymInt and self.reseed(generator, args[0]):
+                return generator
+        elif self.seed_of(generator) is not None:
+            heap.refuse("SFX110", f"calls torch.Generator.{fn.__name__} after a seed that changes")
+        return ABSENT
 
     def seed_of(self, generator: torch.Generator) -> Reseeding | None:
         """Returns the latest seed of a generator, if that is a number that changes."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import json
+import operator
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -90,6 +92,54 @@ def outcome(use: Any, made: Any, captured: bool) -> Any:
 def test_its_methods_run_at_each_call(use, kind):
     made = KINDS[kind](x=1.0, y=2.0)
     assert outcome(USES[use], made, captured=True) == outcome(USES[use], made, captured=False)
+
+
+class Counted(Mapping):
+    """A mapping of the program, whose views are those of ``collections.abc``."""
+
+    def __getitem__(self, key: str) -> int:
+        LOG.append(key)
+        return {"a": 1, "b": 2}[key]
+
+    def __iter__(self) -> Any:
+        LOG.append("iter")
+        yield from ("a", "b")
+
+    def __len__(self) -> int:
+        return 2
+
+
+OPERATORS: dict[str, Any] = {
+    "or": operator.or_,
+    "and": operator.and_,
+    "sub": operator.sub,
+    "xor": operator.xor,
+    "isdisjoint": lambda view, other: view.isdisjoint(other),
+    "reflected": lambda view, other: other | view,
+    "refused": lambda view, other: view <= other,
+}
+OPERANDS: dict[str, Any] = {
+    "keys": lambda m: m.keys(),
+    "items": lambda m: m.items(),
+    "values": lambda m: m.values(),
+    "iterator": iter,
+}
+
+
+@pytest.mark.parametrize("operand", OPERANDS)
+@pytest.mark.parametrize("name", OPERATORS)
+def test_the_other_operand_of_a_dict_view_is_iterated_at_each_call(name, operand):
+    def use(m):
+        mine, other = {"a": 1, "c": 3}, OPERANDS[operand](m)
+        try:
+            found = OPERATORS[name](mine.items() if operand == "items" else mine.keys(), other)
+        except TypeError as error:
+            LOG.append(str(error))
+            return 0.0
+        LOG.append(found if type(found) is bool else sorted(map(str, found)))
+        return Scale.factor
+
+    assert outcome(use, Counted(), captured=True) == outcome(use, Counted(), captured=False)
 
 
 @pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarning")

@@ -206,6 +206,7 @@ class InterpretedGenerator:
         return f"<generator object {self.__qualname__} at {id(self):#x}>"
 
 
+InterpretedGenerator.__name__ = "generator"  # in messages of C code
 Generator.register(InterpretedGenerator)
 for _member in vars(InterpretedGenerator).values():
     if safe_isinstance(_member, types.FunctionType):

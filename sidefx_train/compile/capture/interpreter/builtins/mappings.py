@@ -59,6 +59,11 @@ for _fn in _SETS:
     register_method(_fn)(_of_keys(_fn, 1))
 for _fn in (set.isdisjoint, frozenset.isdisjoint):
     register_method(_fn)(_of_keys(_fn, 1, exact=True))
+for _view in (type({}.keys()), type({}.items())):
+    for _name in ("or", "and", "sub", "xor"):
+        register_method(getattr(_view, f"__{_name}__"))(_of_keys(getattr(_view, f"__{_name}__"), 1))
+        register_method(getattr(_view, f"__r{_name}__"))(_of_keys(getattr(_view, f"__r{_name}__"), 1))
+    register_method(_view.isdisjoint)(_of_keys(_view.isdisjoint, 1, exact=True))
 for _fn in (set, frozenset):
     register(_fn)(_of_keys(_fn, 0))
 register(frozenset.__new__)(_of_keys(frozenset.__new__, 1))

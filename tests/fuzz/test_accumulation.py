@@ -12,8 +12,8 @@ import pytest
 
 from tests.fuzz.accumulation import difference
 
-FIXED = 8
-MANY = int(os.environ.get("ACCUMULATION_N", "2000"))
+FIXED = 5
+MANY = int(os.environ.get("FUZZ_N", "5000")) * 2 // 5
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
 PARTS = int(os.environ.get("FUZZ_PARTS", "1"))
 

@@ -1,6 +1,6 @@
 """Random programs over subclasses of builtins, objects created in the step, and global state that changes.
 
-``make fuzz`` runs many (``BUILTIN_N``, ``FUZZ_SEED``), ``make test`` a fixed few.
+``make fuzz`` runs many (``FUZZ_N``, ``FUZZ_SEED``), ``make test`` a fixed few.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.fuzz.run import check
 from tests.fuzz.shrink import shrink
 
 FIXED = 20
-MANY = int(os.environ.get("BUILTIN_N", "2000"))
+MANY = int(os.environ.get("FUZZ_N", "5000")) * 2 // 5
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
 PARTS = int(os.environ.get("FUZZ_PARTS", "1"))
 

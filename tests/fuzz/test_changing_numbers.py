@@ -17,6 +17,7 @@ KEPT = (
 
 
 @pytest.mark.parametrize("name", FIXED)
+@pytest.mark.every(2)
 def test_a_few_replay(name):
     found = [check(case, "eager") for case in cases((name,))]
     assert found and all(outcome.kind == REPLAYS for outcome in found), found

@@ -19,7 +19,7 @@ from tests.fuzz.run import Outcome, check
 from tests.fuzz.shrink import shrink
 from tests.fuzz.templates import BREAKS
 
-FIXED = 16
+FIXED = 10
 MANY = int(os.environ.get("FUZZ_N", "5000"))
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
 PARTS = int(os.environ.get("FUZZ_PARTS", "1"))

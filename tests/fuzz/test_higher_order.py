@@ -12,8 +12,8 @@ import pytest
 
 from tests.fuzz.higher_order import HEADER, difference, from_seed
 
-FIXED = 20
-MANY = int(os.environ.get("HIGHER_ORDER_N", "2000"))
+FIXED = 12
+MANY = int(os.environ.get("FUZZ_N", "5000")) * 2 // 5
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
 PARTS = int(os.environ.get("FUZZ_PARTS", "1"))
 

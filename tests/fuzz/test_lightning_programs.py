@@ -8,7 +8,7 @@ import pytest
 
 from tests.fuzz.lightning_programs import check, generate
 
-FIXED = 6
+FIXED = 4
 MANY = int(os.environ.get("FUZZ_N", "5000")) // 5
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
 PARTS = int(os.environ.get("FUZZ_PARTS", "1"))

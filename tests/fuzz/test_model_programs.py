@@ -22,6 +22,7 @@ def run(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(FIXED))
+@pytest.mark.every(2)
 def test_fixed_programs(seed: int) -> None:
     run(seed)
 

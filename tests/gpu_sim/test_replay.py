@@ -35,7 +35,7 @@ def device():
 
 
 @pytest.mark.parametrize("make", [each for each in programs.REPLAYED if each not in _NOT_RECORDED])
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_programs(make):
     # Casts of a fused kernel round elsewhere; the rest rounds learning rates to float32.
     step = check(make, "cpu", 2e-2 if make in _HALF else 1e-5, backend="aot_eager")
@@ -65,6 +65,7 @@ def test_gradients_are_written_again_where_nothing_else_uses_them():
 
 @pytest.mark.parametrize("keep", USES.values(), ids=USES)
 @pytest.mark.parametrize("when", [3, 6])
+@pytest.mark.every(2)
 def test_a_gradient_that_is_used_elsewhere_is_copied(keep, when):
     held: list[Any] = []
 
@@ -108,6 +109,7 @@ def test_the_memory_of_a_gradient_is_replaced():
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.every(2)
 def test_the_world_changes(change):
     def between(training: Training, call: int) -> None:
         if call in (4, 8):

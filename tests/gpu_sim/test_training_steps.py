@@ -30,7 +30,7 @@ OPTIMIZERS = (
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_three_steps_are_those_of_eager(name):
     simulated(PROGRAMS[name], **OPTIONS.get(name, {}))
 

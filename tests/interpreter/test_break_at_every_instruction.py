@@ -357,6 +357,7 @@ MOST = 200
 
 @pytest.mark.parametrize("most", [MOST, pytest.param(sys.maxsize, marks=pytest.mark.slow)], ids=["many", "all"])
 @pytest.mark.parametrize("body", bodies(globals()), ids=lambda body: body.__name__)
+@pytest.mark.every(3)
 def test_stopped_at_every_instruction(body: Any, most: int) -> None:
     """Stops at every second, third, ... instruction of bodies with more than ``most``."""
     file = body.__code__.co_filename

@@ -227,7 +227,7 @@ STEPS = {
 
 
 @pytest.mark.parametrize("name", STEPS)
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_followed(tmp_path, name):
     make, options = STEPS[name]
     parity(make, tmp_path, rows=ROWS, **options)
@@ -256,7 +256,7 @@ WRAPPED = (
 
 
 @pytest.mark.parametrize("name", WRAPPED)
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_hook_wrapped_on_the_instance(tmp_path, name):
     def make():
         module = Classifier()

@@ -72,6 +72,7 @@ SLOW = {"optimizer_step", "profiler", "accumulation"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in CASES])
+@pytest.mark.every(2)
 def test_captured_around_the_break(tmp_path, name):
     make, options = CASES[name]
     _, ours = parity(make, tmp_path, captured=False, rows=24, epochs=1, **options)

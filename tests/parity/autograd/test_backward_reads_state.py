@@ -143,6 +143,7 @@ def test_a_model_compiled_alone(hook):
 
 
 @pytest.mark.parametrize("kind", ["forward hook", "both hooks", "full hook", "pre-hook"])
+@pytest.mark.every(2)
 def test_module_hooks_around_a_break(kind):
     def made():
         torch.manual_seed(0)

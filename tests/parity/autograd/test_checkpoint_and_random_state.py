@@ -23,6 +23,7 @@ from tests.support.training_steps import refused, trained
 
 @pytest.mark.parametrize("preserve", [True, False], ids=["preserved", "redrawn"])
 @pytest.mark.parametrize("reentrant", [False, True], ids=["hooks", "reentrant"])
+@pytest.mark.every(2)
 def test_checkpoint(reentrant, preserve):
     """Dropout inside draws the same numbers again; the segment's Python runs twice, as in eager."""
 

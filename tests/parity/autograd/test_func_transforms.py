@@ -91,6 +91,7 @@ FUNC = [per_sample, grad_and_value, ensemble, with_side_effect, lambda: trained(
 
 
 @pytest.mark.parametrize("make", FUNC, ids=lambda make: make.__name__.strip("<>"))
+@pytest.mark.every(2)
 def test_func(make):
     parity(make, steps=3)
 

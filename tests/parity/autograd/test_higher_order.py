@@ -78,7 +78,7 @@ def forces(wrap):
         for late in [backend == "inductor" and program is not through_an_inner_loop]  # the deepest of them
     ],
 )
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_programs_that_train_on_gradients(program, backend):
     compare(program, backend)
 
@@ -118,6 +118,7 @@ class _Twice(nn.Module):
 
 
 @pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.every(2)
 def test_layers(name):
     def program(wrap):
         model, x = LAYERS[name]().double(), numbers(3, 2, 6, grad=True)

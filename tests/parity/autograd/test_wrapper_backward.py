@@ -117,6 +117,7 @@ def history(run, makers):
 
 
 @pytest.mark.parametrize("name", STEPS)
+@pytest.mark.every(2)
 def test_a_backward_outside(name):
     step, makers = STEPS[name]
     captured = sidefx_train.compile(step, **WHOLE)

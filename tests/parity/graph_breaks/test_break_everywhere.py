@@ -361,7 +361,7 @@ def sweep(step: Any, count: int) -> None:
 
 
 @pytest.mark.parametrize(("step", "count"), STEPS, ids=[step.__name__ for step, _ in STEPS])
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_cut_at_some_instructions(step: Any, count: int) -> None:
     sweep(step, count)
 

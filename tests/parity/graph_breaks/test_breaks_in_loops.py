@@ -13,6 +13,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarni
 
 
 @pytest.mark.parametrize("iterable", ["range", "list", "enumerate", "zip", "dict"])
+@pytest.mark.every(2)
 def test_break_inside_for(iterable):
     def items(state):
         names = state["names"]

@@ -86,7 +86,7 @@ def entered_by_hand(layers, x, log):
 @pytest.mark.parametrize(
     "forward", [one_region, disabled_inside, in_a_loop, without_grad, left_by_an_error, entered_by_hand]
 )
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_a_break_under_autocast(forward: _Forward, inside: bool):
     def make() -> Program:
         torch.manual_seed(0)

@@ -361,7 +361,7 @@ def _run(step, unheard):
 
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_a_generator_cleans_up_where_eager_drops_it(step, monkeypatch):
     unheard = []
     monkeypatch.setattr("sys.unraisablehook", lambda info: unheard.append(type(info.exc_value)))

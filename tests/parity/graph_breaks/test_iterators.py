@@ -226,7 +226,7 @@ slow`` has the others, at least five seconds each."""
         for view in VIEWS
     ],
 )
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 def test_iterators_see_changes_of_their_dict(view: str, from_outside: bool) -> None:
     """Changes before the loop, during it, and after a break; includes the error of a changed size.
 

@@ -381,6 +381,7 @@ class Counting(torch.optim.lr_scheduler.StepLR):
 @pytest.mark.parametrize("optimizer_class", [torch.optim.SGD, Telling])
 @pytest.mark.parametrize("scheduler_class", [torch.optim.lr_scheduler.StepLR, Counting])
 @pytest.mark.parametrize("between", ["nothing", "read", "call", "second"])
+@pytest.mark.every(3)
 def test_only_a_scheduler_right_before_zero_grad_is_deferred(optimizer_class, scheduler_class, between):
     def make() -> Program:
         model = nn.Linear(3, 1)

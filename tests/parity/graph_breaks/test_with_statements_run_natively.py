@@ -166,6 +166,7 @@ PROGRAMS = [
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+@pytest.mark.every(2)
 def test_control_flow(program):
     report = parity(trained(program), whole=False, captures=None)
     assert report.breaks and not report.fallbacks, report
@@ -192,6 +193,7 @@ CONTEXTS = {
 
 
 @pytest.mark.parametrize("name", CONTEXTS)
+@pytest.mark.every(2)
 def test_a_context(name):
     def make() -> Program:
         model, log = mlp(), []

@@ -171,6 +171,7 @@ def run(does: Callable[..., None], place: pathlib.Path, captured: bool) -> tuple
     ],
     ids=lambda does: does.__name__,
 )
+@pytest.mark.every(2)
 def test_what_a_line_opens_costs_one_capture_of_each_part(does, tmp_path):
     """Regression: a C object is another one at every call, and each part was captured again for each."""
     want = run(does, tmp_path / "eager", captured=False)

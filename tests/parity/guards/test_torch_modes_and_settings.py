@@ -566,6 +566,7 @@ def _gradients_under(forward, model, x, casts):
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.every(2)
 def test_backward_under_another_autocast_than_the_forward(backend):
     torch.manual_seed(0)
     model, x = _PartlyCast(), torch.randn(3, 6)

@@ -301,6 +301,7 @@ def _history(step, run):
 
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
+@pytest.mark.every(2)
 def test_a_later_call_is_answered_by_the_same_part(step):
     _trained()  # a cached function's result is read at the first call as at later ones
     compiled = sidefx_train.compile(step, backend="eager")

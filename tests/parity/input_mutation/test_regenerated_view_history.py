@@ -101,6 +101,7 @@ def test_program(name, backend):
     "argument", ["y * 1.5", pytest.param("(y * 1.5).view(2, 6).view(3, 4)", marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("made", MADE)
+@pytest.mark.every(2)
 def test_views_by_as_strided(made, argument):
     """Their derivative depends on their input, which is another tensor after its history was regenerated."""
     for written, left in itertools.product(WRITTEN, LEFT):

@@ -142,6 +142,7 @@ def in_a_process(*given) -> list[Any]:
 
 @pytest.mark.parametrize("action", ["always", "error"])
 @pytest.mark.parametrize("fn", EQUAL, ids=lambda fn: fn.__name__)
+@pytest.mark.every(2)
 def test_equal(fn, action):
     expected = in_a_process(fn, False, action)
     assert in_a_process(fn, True, action) == expected
@@ -149,6 +150,7 @@ def test_equal(fn, action):
 
 
 @pytest.mark.parametrize("fn", EQUAL_AT_FIRST, ids=lambda fn: fn.__name__)
+@pytest.mark.every(2)
 def test_equal_at_the_first_call(fn):
     first, *later = in_a_process(fn, False, "always")
     assert in_a_process(fn, True, "always") == [first, *((outcome, []) for outcome, _ in later)]

@@ -62,6 +62,7 @@ OFTEN = (normed_then_dropped, twice, noisy)
     [pytest.param(body, marks=() if body in OFTEN else pytest.mark.slow, id=body.__name__) for body in BODIES],
 )
 @pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.every(2)
 def test_masks_are_drawn_before_they_are_used(body, trains, cache):
     """Regression: where loops were fused, a mask was read before it was drawn: the last call's, or none at all."""
 

@@ -57,6 +57,7 @@ def coin(draw):
     ],
     ids=["python", "own", "numpy", "generator", "uniform", "keywords", "gauss", "normal"],
 )
+@pytest.mark.every(2)
 def test_each_side_of_a_random_decision_is_captured_once(draw):
     report = parity(stacked(coin(draw)), steps=12, captures=2, between=between)
     assert len(report.captures) == 2

@@ -88,6 +88,7 @@ def test_shared_containers_stay_shared():
     ],
     ids=["append", "extend", "insert", "slice", "rotate", "clear", "reverse", "iadd", "delete", "sort"],
 )
+@pytest.mark.every(2)
 def test_list_methods(change):
     def body(self, loss, x):
         change(self.items, self.n)

@@ -137,6 +137,7 @@ STEPS = [
 
 
 @pytest.mark.parametrize("step", STEPS)
+@pytest.mark.every(2)
 def test_sets_made_in_the_step(step: Any) -> None:
     assert course(sidefx_train.compile(step, backend="eager")) == course(step)
 

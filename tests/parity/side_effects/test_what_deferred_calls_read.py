@@ -152,7 +152,7 @@ def test_a_print_under_another_default_dtype_stays_in_the_graph():
 
 @pytest.mark.parametrize("kind", [logging.StreamHandler, Kept])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_they_look_as_in_eager(program, kind):
     assert outcome(sidefx_train.compile(program, backend="eager"), kind) == outcome(program, kind)
 
@@ -232,6 +232,7 @@ def printed(function, kind):
 @pytest.mark.parametrize(
     "program", [prints, prints_to_the_standard_error, progresses, warns], ids=lambda program: program.__name__
 )
+@pytest.mark.every(3)
 def test_a_stream_of_the_program_reads_the_state_when_it_is_written_to(program, kind):
     with warnings.catch_warnings():
         warnings.simplefilter("always")

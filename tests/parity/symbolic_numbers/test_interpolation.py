@@ -33,7 +33,7 @@ OTHER_DIMENSIONS = [
 
 @pytest.mark.parametrize("images", [False, True], ids=["batch", "images"])
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(map(str, options.values())))
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_sizes_that_change(options, images):
     check(options, lambda n: (n, 2, *((n + 2, 2 * n) if images else (4, 6))))
 
@@ -55,6 +55,7 @@ def check(options, size, memory_format=torch.contiguous_format):
 
 
 @pytest.mark.parametrize(("dimensions", "options"), OTHER_DIMENSIONS)
+@pytest.mark.every(2)
 def test_sizes_of_sequences_and_volumes(dimensions, options):
     check(options, lambda n: (n, 2, *(n, 3, n + 2)[:dimensions]))
 

@@ -106,7 +106,7 @@ def run(call, backend):
 
 
 @pytest.mark.parametrize("name", STEPS)
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_one_graph_for_all_values_with_the_bits_of_eager(name):
     want, have, report = run(STEPS[name], "eager")
     assert len(report.captures) == 2 and not report.fallbacks, str(report)
@@ -127,7 +127,7 @@ COMPILED.remove(("margin of classes", "aot_eager"))  # captured at each value
 
 
 @pytest.mark.parametrize(("name", "backend"), COMPILED)
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 def test_compiled_code_reads_the_number(name, backend):
     want, have, report = run(STEPS[name], backend)
     assert len(report.captures) == 2 and not report.fallbacks, str(report)

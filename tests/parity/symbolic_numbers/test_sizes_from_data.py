@@ -155,6 +155,7 @@ SUMS_OF_SIZES = {"by data": _joined_by_data, "of inputs": _joined_inputs}
 
 @pytest.mark.parametrize("joined", ["by data", pytest.param("of inputs", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("partition", ["min_cut", pytest.param("default", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_backward_outside_over_the_sum_of_two_sizes(joined, partition):
     """The backward's inputs have ``u0 + u1`` rows, and none has ``u0``: the two are inputs of their own."""
     net = torch.nn.Linear(4, 20)

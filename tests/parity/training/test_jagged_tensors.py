@@ -157,6 +157,7 @@ def random(x):
 
 
 @pytest.mark.parametrize("step", [pointwise, shapes, made, views, leaf, random])
+@pytest.mark.every(2)
 def test_results(step):
     run = compiled(step)
     for index, sizes in enumerate(ROWS[:3]):
@@ -188,6 +189,7 @@ def padded(x):
 
 
 @pytest.mark.parametrize("step", [several, views_with_history, layers, padded])
+@pytest.mark.every(2)
 def test_gradients_outside(step):
     """The backward of results runs outside, and the gradients of inputs with an autograd history leave the step."""
     run = compiled(step)

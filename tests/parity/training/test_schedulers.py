@@ -110,7 +110,7 @@ def program(make_scheduler, order: str):
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
-@pytest.mark.every(3)
+@pytest.mark.every(4)
 def test_before_a_tensor_operation(name):
     report = parity(program(SCHEDULERS[name], "before an operation"), steps=40, captures=None)
     assert report.graph_count <= 5, f"{name}: {report.graph_count} captures"
@@ -118,7 +118,7 @@ def test_before_a_tensor_operation(name):
 
 @pytest.mark.parametrize("order", ["after zero_grad", "before zero_grad"])
 @pytest.mark.parametrize("name", AT_THE_END)
-@pytest.mark.every(3)
+@pytest.mark.every(4)
 def test_at_the_end(name, order):
     report = parity(program(AT_THE_END[name], order), steps=25, captures=1)
     assert any("runs natively" in note for note in report.captures[0].notes)

@@ -49,6 +49,7 @@ def train(model, optimizer, x, y):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.every(3)
 def test_training(optimizer):
     def change(made, index):
         made.watch[1].param_groups[0]["lr"] = 0.1 / (index + 1)

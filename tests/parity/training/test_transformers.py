@@ -95,7 +95,7 @@ def vit() -> Program:
 
 
 @pytest.mark.parametrize("make", [gpt2, llama, bert, bert_classifier, t5, vit], ids=lambda make: make.__name__)
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_model(make):
     parity(make, steps=4)
 

@@ -62,7 +62,7 @@ def test_an_empty_view_is_where_it_is_whatever_was_captured_before():
 
 @pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarning")
 @pytest.mark.parametrize("name", UNDER_INDUCTOR)
-@pytest.mark.every(5)
+@pytest.mark.every(10)
 def test_program_under_inductor(name):
     """Metadata equals eager's there too; values and gradients are close."""
     assert check(source_of(PROGRAMS[name]), "inductor", close=True).replays == 3

@@ -82,6 +82,7 @@ CASES += [(write_first, i, "inductor") for i in (whole_and_part, overlapping_par
 
 
 @pytest.mark.parametrize("step, inputs, backend", CASES)
+@pytest.mark.every(2)
 def test_written_while_shared(step, inputs, backend):
     call = sidefx_train.compile(step, backend=backend, fullgraph=True, on_failure="raise")
     for _ in range(2):

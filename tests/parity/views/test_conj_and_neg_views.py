@@ -33,7 +33,7 @@ VIEWS = {
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("views", VIEWS)
 @pytest.mark.parametrize("body", STEPS)
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 def test_as_in_eager(body, views, known):
     names = {}
     exec(f"def step(x, y, w):\n    {body}", names)

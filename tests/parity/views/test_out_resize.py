@@ -77,7 +77,7 @@ def _hold_equal(make, backend, whole):
         for late in [backend == "inductor" and name not in UNDER_INDUCTOR]
     ],
 )
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 def test_captured(name, backend):
     _hold_equal(CAPTURED[name], backend, whole=True)
 

@@ -87,8 +87,7 @@ def _left(folder):
 @pytest.mark.parametrize(
     ("where", "warmup"),
     [
-        ("codegen", "now"),
-        *(pytest.param(where, "now", marks=pytest.mark.slow) for where in ("compile", "passes", "lowering")),
+        *(pytest.param(where, "now", marks=pytest.mark.slow) for where in ("codegen", "compile", "passes", "lowering")),
         *(pytest.param(where, "now", marks=pytest.mark.slow) for where in ("scheduler", "kernel")),
         *(pytest.param(where, "background", marks=pytest.mark.slow) for where in ("codegen", "kernel")),
     ],

@@ -78,6 +78,7 @@ BATCHES = [*map(valid, range(3)), broken(3, 1, 4), broken(4, 2, -1), broken(5, 0
     ],
     ids=["columns", "unbound", "unsqueezed", "copied", "sliced", "all"],
 )
+@pytest.mark.every(3)
 def test_columns_with_tables_of_their_own(ways, backend):
     """Regression: each column was checked against every table, so that all steps ran eagerly."""
     wanted, _ = outcome(ways, BATCHES, None)

@@ -61,6 +61,7 @@ def tensors(model: nn.Module, opt: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.every(2)
 def test_steps_equal_eager_while_numbers_change(optimizer: str, backend: str) -> None:
     model, opt = make(optimizer)
     reference, reference_opt = make(optimizer)

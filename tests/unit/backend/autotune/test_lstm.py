@@ -66,6 +66,7 @@ SIZES = [
 @pytest.mark.parametrize("length, rows, inputs, units", SIZES)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("layout", ["plain", "rows first", "zeros"])
+@pytest.mark.every(3)
 def test_results_and_gradients_are_those_of_float64(length, rows, inputs, units, reverse, layout, threads):
     torch.manual_seed(0)
     weights = [torch.empty(4 * units, *s).uniform_(-(units**-0.5), units**-0.5) for s in ((inputs,), (units,), (), ())]
@@ -199,6 +200,7 @@ def test_a_step_is_that_of_eager(chosen, name, x_grad):
 
 
 @pytest.mark.parametrize("options", [{}, {"autotune": "off"}, {"backend": "aot_eager"}, {"backend": "eager"}])
+@pytest.mark.every(2)
 def test_gradients_of_two_biases_have_memory_of_their_own(chosen, options):
     model = Reader()
     trained(model, True, **options)

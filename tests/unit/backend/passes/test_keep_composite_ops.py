@@ -63,7 +63,7 @@ ALONE = {
 
 @pytest.mark.parametrize("needs_grad", [True, False], ids=["gradient of x", "none"])
 @pytest.mark.parametrize("name", ALONE)
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_alone_it_is_what_eager_calls(name, needs_grad):
     torch.manual_seed(0)
     norm, product = ALONE[name](), nn.Linear(32, 8, bias=False)

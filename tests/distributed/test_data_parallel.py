@@ -30,13 +30,10 @@ FEW = (
     "many buckets",
     "batch norm, many buckets",
     "accumulation",
-    "other hook",
-    "used in turn",
     "unused, kept gradients",
     "accumulation, finding unused",
     "static graph, unused",
     "break in the model",
-    "loss read between",
 )
 """Programs of the fast test."""
 

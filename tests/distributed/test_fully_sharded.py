@@ -20,13 +20,9 @@ CALLS = 5
 FEW = (
     "clipping, foreach",
     "half, accumulation",
-    "kept gradients",
     "loss read between",
-    "gathered early",
-    "replicated",
     "hybrid",
     "tensor parallel",
-    "offloaded",
     "regularized",
 )
 """Programs of the fast test."""

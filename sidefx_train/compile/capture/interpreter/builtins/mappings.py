@@ -59,7 +59,7 @@ for _fn in _SETS:
     register_method(_fn)(_of_keys(_fn, 1))
 for _fn in (set.isdisjoint, frozenset.isdisjoint):
     register_method(_fn)(_of_keys(_fn, 1, exact=True))
-for _view in (type({}.keys()), type({}.items())):
+for _view in operators.DICT_VIEWS:
     for _name in ("or", "and", "sub", "xor"):
         register_method(getattr(_view, f"__{_name}__"))(_of_keys(getattr(_view, f"__{_name}__"), 1))
         register_method(getattr(_view, f"__r{_name}__"))(_of_keys(getattr(_view, f"__r{_name}__"), 1))

@@ -45,7 +45,7 @@ _REFLECTED = {name: f"__r{name.rstrip('_')}__" for name in SYMBOLS}
 _PLAIN = {name: {"iand": "and_", "ior": "or_"}.get(name, name[1:]) for name in SYMBOLS if name.startswith("i")}
 _UNARY = ("neg", "pos", "invert")
 _SEQUENCES = (list, tuple)
-_DICT_VIEWS = (type({}.keys()), type({}.items()))  # their operators iterate over the other operand
+DICT_VIEWS: tuple[Any, ...] = (type({}.keys()), type({}.items()))  # their operators iterate over the other operand
 _OF_SETS = ("__or__", "__and__", "__sub__", "__xor__")
 _INDEXED = frozenset({list, tuple, str, bytes, bytearray, range, deque})
 
@@ -94,9 +94,9 @@ def _two_sided(interp: InterpreterAPI, name: str, plain: str, left: Any, right: 
             own = interp.world.class_attr(interp.type_of(left), _DUNDERS[name])
             if own is not ABSENT:
                 return interp.call(own, (left, right), {})
-        if dunder in _OF_SETS and type(left) in _DICT_VIEWS:
+        if dunder in _OF_SETS and type(left) in DICT_VIEWS:
             return interp.call(getattr(type(left), dunder), (left, right), {})
-        of_right = dunder in _OF_SETS and type(right) in _DICT_VIEWS
+        of_right = dunder in _OF_SETS and type(right) in DICT_VIEWS
         if of_right and interp.world.class_attr(interp.type_of(left), dunder) is ABSENT:
             return interp.call(getattr(type(right), reflected), (right, left), {})
         return interp.world.native_call(FUNCTIONS[name], (left, right), {})
@@ -219,7 +219,7 @@ def _in_c(interp: InterpreterAPI, own: Any, value: Any, other: Any) -> Any:
     """Calls an operator method of a C class; a method of a number accepts only numbers, also if one is symbolic."""
     if type(value) not in SIMPLE and interp.type_of(value) in (int, float, bool) and not is_static(type(other)):
         return NotImplemented
-    if type(value) in _DICT_VIEWS:
+    if type(value) in DICT_VIEWS:
         return interp.call(own, (value, other), {})
     return interp.world.native_call(own, (value, other), {})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -120,3 +120,8 @@ class JointGraph:
     def compiled(self) -> tuple[Stage, ...]:
         """Returns the stages that are compiled."""
         return tuple(stage for stage in self.stages if isinstance(stage, Stage))
+
+    def without_trace(self) -> JointGraph:
+        """Returns what a call needs: the tensors of the trace keep their autograd graph."""
+        customs = tuple((i, view.without_trace()) for i, view in self.customs)
+        return replace(self, customs=customs, views=tuple(view.without_trace() for view in self.views))

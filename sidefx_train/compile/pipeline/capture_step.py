@@ -334,7 +334,8 @@ class CaptureRun:
                 if (seed := world.random_draws.seed_of(generator)) is not None:
                     seed.state = state
         graph = replace(graph, created_generators=created)
-        joint = None if joint is None else replace(joint, forward=graph)
+        if joint is not None:
+            joint = replace(joint, forward=graph).without_trace()
         return _Traced(graph, residual, effects, guards, joint, suspension, self_invalidated)
 
     def _captured(self, traced: _Traced, seconds: float) -> Captured:
@@ -343,7 +344,7 @@ class CaptureRun:
         return Captured(
             self.name,
             traced.graph,
-            traced.residual,
+            traced.residual.without_trace(),
             tuple(traced.guards),
             tuple(traced.effects.describe()),
             self.state_check,

@@ -6,7 +6,7 @@ import re
 import types
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import fx
@@ -93,6 +93,14 @@ class Residual:
     def differentiates(self) -> bool:
         """Returns True if autograd outside may differentiate a result."""
         return bool(self.metadata.tangents or self.shells.values)
+
+    def without_trace(self) -> Residual:
+        """Returns what a call needs: not the tensors of the trace, whose autograd graph holds the hooks of the program.
+
+        Python's collector cannot follow such a graph: an entry that kept it would keep the program's objects for good.
+        """
+        self.shells.values.clear()
+        return replace(self, differentiable={}, customs={}, histories=(), views=(), natives=())
 
 
 def outside_wrappers(world: TraceWorld) -> list[WrapperRecord]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -52,7 +53,7 @@ class ViewChain:
     """How an output is made from its base.
 
     Attributes:
-        base: fake tensor, or the graph node of one that only its views refer to.
+        base: fake tensor, or the graph node of one that only its views refer to; ``None`` after the capture.
         ops: the view operations.
         numbers: graph nodes of numbers that the operations use.
         grad: whether autograd has recorded the views.
@@ -64,7 +65,7 @@ class ViewChain:
             base of its base, at the next read; ``"asked"`` if the step has read it.
     """
 
-    base: torch.Tensor | fx.Node
+    base: Any
     ops: tuple[ViewOp, ...]
     numbers: tuple[fx.Node, ...]
     grad: bool
@@ -74,24 +75,32 @@ class ViewChain:
     unsafe: bool = False
     regenerates_grad_fn: Literal["", "unasked", "asked"] = ""
 
+    def without_trace(self) -> ViewChain:
+        """Returns what a replay needs: the base of the trace keeps its autograd graph."""
+        return dataclasses.replace(self, base=None)
+
 
 @dataclass(frozen=True)
 class IntermediateView:
     """A view between stages: another output was computed from it, so the backward passes through it.
 
     Attributes:
-        value: its fake tensor.
+        value: its fake tensor; ``None`` after the capture.
         base: what it is made from: an input, a result of the graph, or an earlier such view.
         chain: its view chain; ``None`` for an outside view whose history autograd regenerates.
         numbers: positions of the numbers of ``chain`` among the results.
         position: for an outside view, its position among the inputs.
     """
 
-    value: torch.Tensor
+    value: Any
     base: tuple[Literal["input", "result", "view"], int]
     chain: ViewChain | None
     numbers: tuple[int, ...] = ()
     position: int | None = None
+
+    def without_trace(self) -> IntermediateView:
+        """Returns what a call needs: the tensors of the trace keep their autograd graph."""
+        return dataclasses.replace(self, value=None, chain=None if self.chain is None else self.chain.without_trace())
 
 
 @dataclass(frozen=True)
@@ -109,6 +118,10 @@ class CustomView:
     base: tuple[Literal["input", "result", "view"], int]
     chain: ViewChain
     numbers: tuple[int, ...]
+
+    def without_trace(self) -> CustomView:
+        """Returns what a call needs, without the base of the trace."""
+        return dataclasses.replace(self, chain=self.chain.without_trace())
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import sidefx_train
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.native import guards_module
 from sidefx_train.compile.runtime import entry_holder
 
@@ -243,6 +244,47 @@ def test_a_step_that_cannot_be_captured():
 
 
 HELD = make()
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+MODELS = {
+    "plain": lambda net, x: net(x),
+    "views": lambda net, x: (net(x).t(), net(x).t()[0] * 2),
+    "a view that changes": lambda net, x: (h := net(x), h.view(-1).mul_(2), h.sum())[2],
+    "custom function": lambda net, x: Doubled.apply(net(x)),
+}
+
+
+@pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarning")
+@pytest.mark.parametrize("name", MODELS)
+def test_hooks_of_accumulation_nodes_over_a_backward_outside(name):
+    """Regression: an entry kept outputs of the trace, whose autograd graph has the hooks and what they refer to."""
+
+    def train():
+        net, seen = nn.Linear(4, 2), []
+        node = torch.autograd.graph.get_gradient_edge(net.weight).node
+        handles = [(node, node.register_prehook(lambda grads: seen.append((net.weight.shape, len(handles)))))]
+        compiled = sidefx_train.compile(lambda x: MODELS[name](net, x), backend="eager", warmup="now")
+        for _ in range(3):
+            made = compiled(batch())
+            sum(each.sum() for each in (made if type(made) is tuple else (made,))).backward()
+        assert len(seen) == 3 and compiled.report().replays
+        return weakref.ref(net)
+
+    dropped = train()
+    gc.collect()
+    assert dropped() is None
+    shadows = [each for each in gc.get_objects() if type(each) is compat.FakeTensor and each.grad_fn is not None]
+    assert not shadows, "something keeps the autograd graph of a capture"
 
 
 @pytest.mark.slow

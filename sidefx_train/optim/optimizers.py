@@ -128,9 +128,10 @@ def _first_step(
         init(standin, {**group, "params": list(copies)}, *lists)
         made = {copies[copied]: dict(entries) for copied, entries in standin.state.items() if entries}
         if isinstance(optimizer, torch.optim.SGD) and group["momentum"] != 0 and group["dampening"] == 0:
-            # The first step sets the buffer to the gradient: the same as one update of a buffer of zeros.
+            # The first step sets the buffer to the gradient: the same as one update of negative zeros, which
+            # keep the sign of a gradient that is zero.
             for real in copies.values():
-                buffer = torch.zeros_like(real, memory_format=torch.preserve_format)
+                buffer = torch.zeros_like(real, memory_format=torch.preserve_format).neg()
                 if not group["fused"]:  # eager's is new after the first step, this one has been written twice
                     compat.set_version(buffer, compat.VERSIONS - 2)
                 made[real] = {"momentum_buffer": buffer}

@@ -106,10 +106,12 @@ from sidefx_train.torch_compat.dynamo import without_torch_compile as without_to
 from sidefx_train.torch_compat.early_imports import NEEDED as NEEDED
 from sidefx_train.torch_compat.early_imports import import_what_captures_need as import_what_captures_need
 from sidefx_train.torch_compat.fakes.kernels import RESAMPLING as RESAMPLING
+from sidefx_train.torch_compat.fakes.kernels import TRUTH_TESTS as TRUTH_TESTS
 from sidefx_train.torch_compat.fakes.kernels import know_ctc_loss as know_ctc_loss
 from sidefx_train.torch_compat.fakes.kernels import know_grouped_products as know_grouped_products
 from sidefx_train.torch_compat.fakes.kernels import know_resampling as know_resampling
 from sidefx_train.torch_compat.fakes.kernels import know_symbolic_padding as know_symbolic_padding
+from sidefx_train.torch_compat.fakes.kernels import know_truth_tests as know_truth_tests
 from sidefx_train.torch_compat.fakes.tensors import NOT_FOR_NUMPY as NOT_FOR_NUMPY
 from sidefx_train.torch_compat.fakes.tensors import FakeTensor as FakeTensor
 from sidefx_train.torch_compat.fakes.tensors import FakeTensorMode as FakeTensorMode

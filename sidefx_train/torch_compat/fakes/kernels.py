@@ -1,4 +1,5 @@
-"""Fake kernels that torch lacks or has wrong: CTC loss, grouped products, padding and resampling to symbolic sizes."""
+"""Fake kernels that torch lacks or has wrong: CTC loss, grouped products; for symbolic sizes also padding, resampling
+and tests whether all or any are true."""
 
 from __future__ import annotations
 
@@ -75,6 +76,26 @@ def _resampled(mode: Any, func: Any, x: Any, output_size: Any, *rest: Any, **nam
     layout = torch.contiguous_format if func is _LOSES_LAYOUT else suggest_memory_format(x)
     with mode:
         return torch.empty(size, dtype=x.dtype, device=x.device, memory_format=layout)
+
+
+def know_truth_tests() -> None:
+    """Registers fake kernels that accept symbolic sizes: torch's own fails in its C++ code."""
+    from torch._subclasses import fake_impls
+
+    for op in TRUTH_TESTS:
+        if op not in fake_impls.op_implementations_dict:
+            fake_impls.register_op_impl(op)(_truth_test)
+
+
+TRUTH_TESTS: frozenset[Any] = frozenset((torch.ops.aten._is_all_true.default, torch.ops.aten._is_any_true.default))
+"""Operators whose fake kernels :func:`know_truth_tests` registers; ``torch.distributions`` calls one."""
+
+
+def _truth_test(mode: Any, func: Any, x: Any) -> Any:
+    if x.dtype is not torch.bool or not any(isinstance(length, torch.SymInt) for length in x.shape):
+        return NotImplemented
+    with mode:
+        return torch.empty((), dtype=torch.bool, device=x.device)
 
 
 def know_ctc_loss() -> None:

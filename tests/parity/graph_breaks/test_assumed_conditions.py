@@ -349,3 +349,17 @@ def test_check_of_values_inside_a_loss_of_torch():
     with pytest.raises(ValueError, match="negative"):
         captured(x, y, -torch.ones(1))
     assert len(captured.report().captures) == 1 and not captured.report().breaks
+
+
+def test_arguments_of_distributions_are_checked_for_any_number_of_rows():
+    """Regression: torch has no rule for shapes alone of its test whether all are true."""
+
+    def make():
+        policy = mlp()
+
+        def step(x):
+            return torch.distributions.Categorical(logits=policy(x), validate_args=True).sample()
+
+        return Program(step, lambda index: (torch.ones(4 + index % 3, 6),), policy)
+
+    parity(make, steps=6, captures=2)

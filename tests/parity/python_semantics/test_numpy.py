@@ -167,6 +167,59 @@ def test_writes_in_numpy_are_refused(how):
     assert ("SFX104", what) in {(found.code, found.reason) for found in report.breaks}
 
 
+def _handled(counts):
+    try:
+        np.put(counts, [0, 1], 5.0)
+    except ValueError:
+        counts.fill(-1.0)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda counts: np.add.at(counts, [0, 0, 2], 1.0),
+        lambda counts: np.ufunc.at(np.add, counts, [1], 2.0),
+        lambda counts: np.negative.at(counts[1:], [0]),
+        lambda counts: list(map(np.add.at, [counts], [[0]], [2.0])),
+        lambda counts: counts.resize((3, 1)),
+        lambda counts: np.add.accumulate(counts + 1, out=counts),
+        _handled,
+    ],
+    ids=["at", "unbound at", "at of a view", "called in C", "resize", "out", "handled"],
+)
+def test_c_code_that_writes_to_an_outside_array(write):
+    """Regression: some C code does not ask whether it may write to an array; other code raised, and eager does not."""
+
+    def make() -> Program:
+        counts = np.arange(3.0)
+        seen = []
+
+        def step(x):
+            y = x * 2
+            write(counts)
+            seen.append(counts.tolist())
+            return y
+
+        return Program(step, lambda index: (torch.full((2,), float(index)),), seen)
+
+    report = parity(make, steps=3, captures=None, whole=False)
+    assert "SFX104" in {found.code for found in [*report.breaks, *report.fallbacks]}
+
+
+def test_indices_from_outside_into_a_new_array():
+    outside = np.array([0, 0, 2])
+
+    def make() -> Program:
+        def step(x):
+            counts = np.zeros(3)
+            np.add.at(counts, outside, 1.0)
+            return x * counts.tolist()[0]
+
+        return Program(step, lambda index: (torch.full((2,), float(index)),))
+
+    parity(make, steps=3)
+
+
 def test_printed_array():
     def loss(model, x, y):
         print("labels", y)

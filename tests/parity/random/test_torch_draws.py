@@ -160,3 +160,28 @@ def test_draws_that_name_the_default_generator_count(draw):
         return Program(step, lambda index: (torch.ones(()),), [])
 
     parity(make, steps=8, captures=None, whole=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.bfloat16, torch.int8])
+def test_draws_between_two_bounds(dtype):
+    """Regression: torch names the operator ``from``, which generated code cannot spell."""
+
+    def make():
+        def step(x, low, high):
+            into = torch.zeros(4, 3, dtype=dtype).t()
+            return into.random_(low, high), torch.empty(3, dtype=dtype).random_(low, high), torch.rand(2)
+
+        return Program(step, lambda index: (torch.ones(()), -index, 5 + 20 * index), [])
+
+    parity(make, steps=4, captures=None, between=lambda program, _: program.watch.append(torch.get_rng_state()))
+
+
+def test_bounds_that_a_tensor_does_not_hold():
+    def make():
+        def step(x, high):
+            return x + torch.empty(3, dtype=torch.int8).random_(1, high)
+
+        return Program(step, lambda index: (torch.ones(()), (9, 200)[index % 2]))
+
+    report = parity(make, steps=4, captures=None, whole=False)
+    assert {found.code for found in report.breaks} == {"SFX110"}

@@ -296,3 +296,22 @@ def test_a_class_with_an_init_group_of_its_own(cls):
     (groups, expected), (found, actual) = train(False), train(True)
     assert found == groups == [len(expected)] * 3
     assert all(map(torch.equal, expected, actual))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_signs_of_zero_in_the_first_momentum(fused):
+    """Regression: the buffer began with zeros, which lost the sign of gradients that a mask had made ``-0.0``."""
+
+    def make():
+        weight = nn.Parameter(torch.ones(4))
+        optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9, fused=fused)
+
+        def step(x):
+            (weight * torch.tensor([0.0, 1.0, 0.0, 1.0]) * x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return torch.copysign(torch.ones(4), optimizer.state[weight]["momentum_buffer"])
+
+        return Program(step, lambda index: (torch.tensor([-1.0, 2.0, 3.0, -4.0]),), optimizer)
+
+    parity(make, steps=3)

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch._higher_order_ops import scan
 from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import sidefx_train
 from sidefx_train import torch_compat as compat
@@ -330,6 +331,22 @@ def test_torch_still_lacks_a_fake_kernel(name, monkeypatch):
     finally:
         FakeTensorMode.cache_clear()
     raise AssertionError(f"upstream has mended the {name}: remove the workaround (torch_compat/fakes/kernels.py)")
+
+
+def test_torch_still_fails_to_test_truth_of_symbolic_sizes(monkeypatch):
+    for operator in compat.TRUTH_TESTS:
+        monkeypatch.delitem(fake_impls.op_implementations_dict, operator, raising=False)
+    FakeTensorMode.cache_clear()
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    fake = mode.from_tensor(torch.ones(8, 3, dtype=torch.bool))
+    try:
+        with compat.quiet_fakes(), mode:
+            torch._is_all_true(fake)
+    except RuntimeError:
+        return
+    finally:
+        FakeTensorMode.cache_clear()
+    raise AssertionError("upstream has mended it: remove the workaround (torch_compat/fakes/kernels.py)")
 
 
 def test_fakes_of_complex_views_still_want_pairs():

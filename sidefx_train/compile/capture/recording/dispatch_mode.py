@@ -18,6 +18,7 @@ from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.recording import warning_watch
 from sidefx_train.compile.capture.recording.constant_folding import constant_value
 from sidefx_train.compile.capture.recording.constant_masks import select, selected_count
+from sidefx_train.compile.capture.recording.eager_parity.bounded_draws import BOUNDED, draw
 from sidefx_train.compile.capture.recording.eager_parity.derivatives import (
     ProdDerivative,
     fill_picked,
@@ -228,6 +229,9 @@ class RepeatingMode(compat.RecordingMode):
         if count is not None:
             with self:
                 return select(args[0], args[1][0], count)
+        if func is BOUNDED:
+            with self:
+                return draw(*args, **kwargs)
         layout = resized(func, args, kwargs)
         if layout is not None:
             with self:

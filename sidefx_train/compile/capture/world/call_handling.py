@@ -26,7 +26,7 @@ from sidefx_train.compile.capture.shadows.containers.sets import HANDED_ON, IGNO
 from sidefx_train.compile.capture.shadows.containers.traversal import READ_BY_C, attributes_of, held_by
 from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue, message_of
 from sidefx_train.compile.capture.shadows.finalizers import deletes
-from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
+from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord, says_read_only, writes_unasked
 from sidefx_train.compile.capture.shadows.objects.tensors import PLAIN_TENSORS
 from sidefx_train.compile.capture.shadows.records import InstanceRecord, TensorRecord
 from sidefx_train.compile.capture.world.deferred import deferred_warnings
@@ -210,6 +210,8 @@ class Calls:
         if answer is not ABSENT:
             return answer
         python_conversions.refuse_arrays(self.world, fn, args)
+        if not torch_call and writes_unasked(fn, args):
+            self.heap.refuse("SFX104", f"{trace_rules.describe(fn)} writes into a NumPy array")
         kind = fn if safe_isinstance(fn, type) else args[0] if fn is object.__new__ and args else None
         if safe_isinstance(kind, type) and deletes(kind) and not is_library(kind.__module__):
             self.heap.refuse("SFX104", f"makes a {trace_rules.describe(kind)}, whose class has __del__")
@@ -553,6 +555,9 @@ class Calls:
             if safe_isinstance(error, TypeError) and error.args == compat.UNHASHABLE_NUMBER:
                 reason = "hashes a number that may change from call to call"
                 raise Unsupported("SFX111", reason, self.world.locate()) from error
+            if says_read_only(error, inside((_owner(fn), args, kwargs))):
+                reason = f"{trace_rules.describe(fn)} writes into a NumPy array"
+                raise Unsupported("SFX104", reason, self.world.locate()) from error
             noted = safe_isinstance(error, TypeError) and DEFERRED_ARGUMENT in message_of(error)  # made by a callback
             if noted or any(known_late(value, error) for value in inside((args, kwargs))):
                 self.world.host_reads.want(inside((args, kwargs)))

@@ -82,6 +82,8 @@ def check_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
         compat.know_symbolic_padding()
     if func in compat.RESAMPLING:
         compat.know_resampling()
+    if func in compat.TRUTH_TESTS:
+        compat.know_truth_tests()
     if getattr(func, "overloadpacket", None) is aten._ctc_loss:
         compat.know_ctc_loss()
     if func in _INDEXED_WRITES and args[2].dtype != args[0].dtype:

@@ -7,6 +7,7 @@ them, so a batch of arrays that goes through ``torch.from_numpy`` is an input li
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,8 +16,9 @@ import torch
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.kinds.relations import overlaps
 from sidefx_train.compile.capture.guards.source import Source
+from sidefx_train.compile.capture.shadows.deferred_values import message_of
 from sidefx_train.compile.capture.shadows.records import Record, TensorRecord
-from sidefx_train.compile.common.type_checks import safe_isinstance
+from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.recording.write_log import WriteLog
@@ -92,10 +94,17 @@ class ArrayRecord(Record):
         self.tensor = self.heap.shadow(real, self.heap.sources.array(self.source))
         return self.tensor
 
+    def _is_written(self) -> bool:
+        """Returns True if C code has written to the shadow without asking whether it may."""
+        shadow, real = self.shadow, self.real
+        return shadow.shape != real.shape or shadow.dtype != real.dtype or shadow.tobytes() != real.tobytes()
+
     def check(self, writes: WriteLog) -> None:
-        """Refuses a step that both reads the array and writes to it through a tensor."""
+        """Refuses a step that both reads the array and writes to it through a tensor, or whose C code writes to it."""
         if not (self.read or self.shown):
             return
+        if self._is_written():
+            self.heap.refuse("SFX104", f"C code writes into {self.source.label}, a NumPy array")
         known = [record for record in self.heap.by_real.values() if safe_isinstance(record, TensorRecord)]
         written = [record for record in known if writes.to(record.memory)]
         through = self.tensor is not None and writes.to(self.tensor)
@@ -139,6 +148,30 @@ def _owner(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Returns the array that owns the memory."""
     return array.base if isinstance(array.base, np.ndarray) else array
 
+
+def writes_unasked(fn: Any, args: tuple[Any, ...]) -> bool:
+    """Returns True for a method of NumPy's that changes a read-only array, which is an outside one, too."""
+    name, owner = attribute_of(fn, "__name__"), attribute_of(fn, "__self__")
+    if name == "at":
+        targets = args[:1] if type(owner) is np.ufunc else args[1:2] if fn is np.ufunc.at else ()
+    elif type(name) is str and name in _UNASKED:
+        targets = (owner, *args[:1])
+    else:
+        return False
+    return any(safe_isinstance(target, np.ndarray) and not target.flags.writeable for target in targets)
+
+
+def says_read_only(error: Exception, given: Iterable[Any]) -> bool:
+    """Returns True if a call failed because it would write to a read-only array: an outside one."""
+    text = message_of(error)
+    if "read-only" not in text and "writ" not in text:
+        return False
+    arrays = (value.base if type(value) is np.flatiter else value for value in given)
+    return any(safe_isinstance(array, np.ndarray) and not array.flags.writeable for array in arrays)
+
+
+_UNASKED = frozenset({"resize", "setflags", "__setstate__"})
+"""Methods of arrays that change read-only ones, or let later code do it."""
 
 _IN_PLACE = frozenset(
     {"add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "lshift", "rshift", "and", "or", "xor"}

@@ -314,6 +314,8 @@ def is_deferred(fn: Any, args: tuple[Any, ...]) -> bool:
     """Returns True for printing, warnings and log records."""
     if fn is print or fn is warnings.warn:
         return True
+    if args and issubclass(type(args[0]), logging.LoggerAdapter):
+        return False  # its `process`, which may be the program's, reads what the step changes
     if args and issubclass(type(args[0]), logging.Logger):
         return attribute_of(fn, "__name__", "") in LOGGING_METHODS or safe_isinstance(fn, functools._lru_cache_wrapper)
     if looks_at_callers(fn) and attribute_of(fn, "__name__", "") in LOGGING_METHODS:

@@ -157,6 +157,58 @@ def test_they_look_as_in_eager(program, kind):
     assert outcome(sidefx_train.compile(program, backend="eager"), kind) == outcome(program, kind)
 
 
+class Numbered(logging.LoggerAdapter):
+    """An adapter of the program's own."""
+
+    def process(self, msg, kwargs):
+        return f"{STATE.value} {self.extra['label']} {msg}", kwargs
+
+
+ADAPTERS = [logging.LoggerAdapter(LOG, {"label": "first"}), Numbered(LOG, {"label": "first"})]
+
+
+@pytest.mark.parametrize("kind", [logging.StreamHandler, Kept])
+@pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda adapter: type(adapter).__name__)
+def test_what_an_adapter_adds_is_read_at_once(adapter, kind):
+    """Regression: an adapter of the program's own raised, one of the library added what the step set after the call."""
+
+    def program(x):
+        adapter.extra["label"] = f"step {STATE.value}"
+        adapter.warning("shown %s", x * 2)
+        STATE.value += 1
+        adapter.extra["label"] = "between"
+
+    def named(shown):
+        handler = kind(shown)
+        handler.setFormatter(logging.Formatter("%(label)s %(funcName)s %(lineno)d %(message)s"))
+        return handler
+
+    step = sidefx_train.compile(program, backend="eager", fullgraph=kind is logging.StreamHandler)
+    assert outcome(step, named) == outcome(program, named)
+
+
+def test_functions_of_the_module_ask_the_handlers_of_the_root():
+    """Regression: handlers of the program's own saw what the step did after the call."""
+    shown = io.StringIO()
+    handler = Kept(shown)
+
+    def program(x):
+        STATE.value += 1
+        logging.warning("first")
+        STATE.value += 1
+        return x * 2
+
+    step = sidefx_train.compile(program, backend="eager")
+    logging.root.addHandler(handler)
+    try:
+        outcome(program, logging.StreamHandler)
+        expected = shown.getvalue()
+        outcome(step, logging.StreamHandler)
+        assert expected and shown.getvalue() == expected * 2
+    finally:
+        logging.root.removeHandler(handler)
+
+
 class Lines:
     """A standard output of the program's own: it numbers what it is given."""
 

@@ -222,6 +222,8 @@ class Interception:
             self._check_own_code(None)
             return deferred_warnings.warn(self.world, args, kwargs)
         logger = args[0] if args else attribute_of(fn, "__self__")
+        if trace_rules.looks_at_callers(fn) and not safe_isinstance(logger, logging.Logger):
+            logger = logging.root  # of a function of the module
         if safe_isinstance(logger, logging.Logger):
             record = self.heap.record_of(logger)
             self._check_own_code(record.real if record is not None else logger)

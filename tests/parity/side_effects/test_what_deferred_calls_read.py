@@ -189,8 +189,6 @@ def test_what_an_adapter_adds_is_read_at_once(adapter, kind):
 
 def test_functions_of_the_module_ask_the_handlers_of_the_root():
     """Regression: handlers of the program's own saw what the step did after the call."""
-    shown = io.StringIO()
-    handler = Kept(shown)
 
     def program(x):
         STATE.value += 1
@@ -198,15 +196,45 @@ def test_functions_of_the_module_ask_the_handlers_of_the_root():
         STATE.value += 1
         return x * 2
 
+    shown_alike(program, logging.root)
+
+
+def test_captured_warnings_ask_the_handlers_of_their_logger():
+    """Regression: the same for warnings that ``logging.captureWarnings`` sends to a logger."""
+
+    def program(x):
+        STATE.value += 1
+        warnings.warn("first", stacklevel=1)
+        STATE.value += 1
+        return x * 2
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        logging.captureWarnings(True)
+        try:
+            shown_alike(program, logging.getLogger("py.warnings"))
+        finally:
+            logging.captureWarnings(False)
+
+
+def shown_alike(program, logger):
+    """Compares what a handler of the program's own is given by three calls, and what it then reads."""
+    shown = io.StringIO()
+    handler = Kept(shown)
     step = sidefx_train.compile(program, backend="eager")
-    logging.root.addHandler(handler)
+    logger.addHandler(handler)
     try:
-        outcome(program, logging.StreamHandler)
-        expected = shown.getvalue()
-        outcome(step, logging.StreamHandler)
-        assert expected and shown.getvalue() == expected * 2
+        found = []
+        for function in (program, step):
+            STATE.value = 1
+            for _ in range(3):
+                function(torch.ones(2))
+            found.append([line for line in shown.getvalue().splitlines() if "first" in line])
+            shown.seek(0)
+            shown.truncate()
+        assert found[0] and found[0] == found[1]
     finally:
-        logging.root.removeHandler(handler)
+        logger.removeHandler(handler)
 
 
 class Lines:

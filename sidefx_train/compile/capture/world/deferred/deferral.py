@@ -96,6 +96,8 @@ def _first_own(parts: Iterator[Any]) -> str | None:
 def _parts_of_warnings() -> Iterator[Any]:
     """Yields what takes part in showing a warning."""
     yield warnings.showwarning
+    if getattr(warnings.showwarning, "__module__", None) == "logging":  # by `logging.captureWarnings`
+        yield from _parts(logging.getLogger("py.warnings"))
     yield warnings.formatwarning
     yield from _layers(sys.stderr)
 

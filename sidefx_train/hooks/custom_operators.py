@@ -7,6 +7,7 @@ interpreted.
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,7 +44,7 @@ def _leaves(values: tuple[Any, ...]) -> list[Any]:
 
 
 def _reentering_class(world: TraceWorld, overload: Any, registration: Any, named: dict[str, Any]) -> type:
-    heap = world.heap
+    heap, alive = world.heap, weakref.ref(world)  # the node holds the class, and the world holds tensors with the node
     held = heap.shadow(registration, heap.sources.const(registration, f"the derivative of {overload}"))
 
     def python(name: str) -> Any:
@@ -53,8 +54,10 @@ def _reentering_class(world: TraceWorld, overload: Any, registration: Any, named
     set_up, differentiate = python("_setup_context_fn"), python("_backward_fn")
 
     def forward(ctx: Any, *args: Any) -> Any:
+        capturing = alive()
+        assert capturing is not None, f"{overload} is called after its capture"
         with compat.below_autograd_only():
-            result = world.native_call(overload, args, named)
+            result = capturing.native_call(overload, args, named)
             if set_up is not None:
                 inputs, keywords = compat.operator_defaults(overload, args, named)
                 more = {"keyword_only_inputs": keywords} if compat.has_keyword_arguments(overload) else {}

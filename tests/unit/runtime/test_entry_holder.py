@@ -256,7 +256,17 @@ class Doubled(torch.autograd.Function):
         return grad * 2
 
 
+@torch.library.custom_op("sidefx_tests_entry_holder::doubled", mutates_args=())
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+doubled.register_fake(torch.empty_like)
+doubled.register_autograd(lambda ctx, grad: grad * 2, setup_context=lambda ctx, inputs, output: None)
+
+
 MODELS = {
+    "custom operator": lambda net, x: doubled(net(x)),
     "plain": lambda net, x: net(x),
     "views": lambda net, x: (net(x).t(), net(x).t()[0] * 2),
     "a view that changes": lambda net, x: (h := net(x), h.view(-1).mul_(2), h.sum())[2],
@@ -285,6 +295,29 @@ def test_hooks_of_accumulation_nodes_over_a_backward_outside(name):
     assert dropped() is None
     shadows = [each for each in gc.get_objects() if type(each) is compat.FakeTensor and each.grad_fn is not None]
     assert not shadows, "something keeps the autograd graph of a capture"
+
+
+def test_an_operator_whose_derivative_is_python():
+    """Regression: its autograd node kept the world of the capture."""
+
+    def train():
+        net = nn.Linear(4, 2)
+
+        def step(x):
+            loss = doubled(net(x)).sum()
+            loss.backward()
+            net.zero_grad()
+            return loss.detach()
+
+        compiled = sidefx_train.compile(step, backend="eager", warmup="now")
+        for _ in range(2):
+            compiled(batch())
+        assert compiled.report().replays
+        return weakref.ref(net)
+
+    dropped = train()
+    gc.collect()
+    assert dropped() is None
 
 
 @pytest.mark.slow

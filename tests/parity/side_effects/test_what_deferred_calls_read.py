@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import logging
 import sys
 import warnings
@@ -215,6 +216,20 @@ def test_captured_warnings_ask_the_handlers_of_their_logger():
             shown_alike(program, logging.getLogger("py.warnings"))
         finally:
             logging.captureWarnings(False)
+
+
+@pytest.mark.filterwarnings("error:.*SFX204")
+def test_a_logger_that_the_step_creates():
+    """Regression: its handlers are those of its parent, which a capture could not ask: an internal error."""
+    names = itertools.count()
+
+    def program(x):
+        STATE.value += 1
+        logging.getLogger(f"{LOG.name}.created.{next(names)}").warning("first")
+        STATE.value += 1
+        return x * 2
+
+    shown_alike(program, LOG)
 
 
 def shown_alike(program, logger):

@@ -226,7 +226,10 @@ class Interception:
             logger = logging.root  # of a function of the module
         if safe_isinstance(logger, logging.Logger):
             record = self.heap.record_of(logger)
-            self._check_own_code(record.real if record is not None else logger)
+            real = record.real if record is not None else logger
+            if real is logger and logger is not logging.root:  # not a shadow
+                self.heap.refuse("SFX103", "logs through a logger that the step has created")
+            self._check_own_code(real)
         elif fn is not print:  # a progress bar, or what else may write to them
             for stream in ("stdout", "stderr"):
                 own = self._own_stream(stream)

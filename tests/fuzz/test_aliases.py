@@ -16,7 +16,7 @@ from tests.fuzz.alias_run import check
 from tests.fuzz.compare import Differs
 from tests.fuzz.shrink import shrink
 
-FIXED = 14
+FIXED = 20
 MANY = int(os.environ.get("FUZZ_N", "5000")) * 2
 SEED = int(os.environ.get("FUZZ_SEED", "0"))
 PARTS = int(os.environ.get("FUZZ_PARTS", "1"))

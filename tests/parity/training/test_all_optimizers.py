@@ -88,7 +88,7 @@ def test_nothing_is_left_out():
 @pytest.mark.parametrize(
     ("name", "variant"), [pytest.param(*case, marks=() if often(*case) else pytest.mark.slow) for case in cases()]
 )
-@pytest.mark.every(3)
+@pytest.mark.every(2)
 def test_optimizer(name, variant):
     reason = REFUSED.get(f"{name}-{variant}", REFUSED.get(name))
     if reason is None:

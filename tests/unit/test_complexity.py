@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -81,7 +80,6 @@ def _captured_and_replayed(depth: int) -> tuple[Counter[str], Counter[str]]:
     return found
 
 
-@pytest.mark.slow
 def test_four_times_the_layers_are_four_times_the_work() -> None:
     _captured_and_replayed(1)  # imports and fills caches
     few, many = _captured_and_replayed(2), _captured_and_replayed(8)

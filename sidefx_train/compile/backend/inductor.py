@@ -19,7 +19,7 @@ from torch import fx
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend.allocator import keep_freed_memory
 from sidefx_train.compile.backend.autotune.attention import expand_attention, has_attention, is_written_out
-from sidefx_train.compile.backend.autotune.conv_layout import choose_layout, supports_channels_last
+from sidefx_train.compile.backend.autotune.conv_layout import choose_layout, damages_memory, supports_channels_last
 from sidefx_train.compile.backend.autotune.lstm import has_layers
 from sidefx_train.compile.backend.autotune.multi_tensor import choose_updates
 from sidefx_train.compile.backend.autotune.timing import begin as begin_measuring
@@ -293,7 +293,8 @@ def _lower_alone(traced: TracedGraph, config: CompileConfig, clock: Clock, kept:
     with compat.quick_vector_probes(accepts_flags):
         clock.lap("import")
         begin_measuring(config.autotune_seconds)
-        last, choices, laid_out = torch.backends.mkldnn.is_available(), list[ChoiceRecord](), ""
+        last = torch.backends.mkldnn.is_available() and not damages_memory(traced.module.graph)
+        choices, laid_out = list[ChoiceRecord](), ""
         if last and config.autotune == "on" and enabled("channels_last"):
             last, choices = choose_layout(traced.module.graph, torch.get_num_threads())
             laid_out = "" if last else "convolutions are contiguous"

@@ -334,8 +334,7 @@ class CaptureRun:
                 if (seed := world.random_draws.seed_of(generator)) is not None:
                     seed.state = state
         graph = replace(graph, created_generators=created)
-        if joint is not None:
-            joint = replace(joint, forward=graph).without_trace()
+        joint = None if joint is None else replace(joint, forward=graph)
         return _Traced(graph, residual, effects, guards, joint, suspension, self_invalidated)
 
     def _captured(self, traced: _Traced, seconds: float) -> Captured:
@@ -352,7 +351,7 @@ class CaptureRun:
             replace(self.spec, graph_decisions=self.spec.graph_decisions | world.decisions.of_graph),
             seconds,
             traced.suspension,
-            joint,
+            None if joint is None else joint.without_trace(),
             bool(world.heap.sizes),
             tuple(world.heap.iterators),
             symbols(world)[0],

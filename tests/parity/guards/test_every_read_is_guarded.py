@@ -142,7 +142,6 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-@pytest.mark.every(2)
 def test_change_between_calls(name):
     report = parity(make, between=changes(**CHANGES[name]), captures=None, rng="eager")
     assert len(report.captures) <= 4, f"more captures than changes:\n{report}"

@@ -56,7 +56,7 @@ class Counting(nn.Module):
 
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("name", DECISIONS)
-@pytest.mark.every(4)
+@pytest.mark.covering(1)
 def test_decided_by_a_count(name, late):
     def make() -> Program:
         return trained(lambda model, x, y: F.cross_entropy(model(x), y), Counting(DECISIONS[name], late))

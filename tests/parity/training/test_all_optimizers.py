@@ -31,7 +31,6 @@ CAPTURES = {"RAdam": 2}
 REFUSED = {
     "LBFGS": ("SFX101", "branches on a tensor's value, which exists only when the graph runs"),  # its line search
     "SparseAdam": ("SFX109", "looks up rows of a table whose gradient is sparse"),
-    "Adafactor-tensor_lr": ("SFX101", "branches on a tensor's value, which exists only when the graph runs"),
 }
 
 
@@ -90,7 +89,7 @@ def test_nothing_is_left_out():
 )
 @pytest.mark.every(2)
 def test_optimizer(name, variant):
-    reason = REFUSED.get(f"{name}-{variant}", REFUSED.get(name))
+    reason = REFUSED.get(name)
     if reason is None:
         parity(lambda: train(name, variant), steps=7, captures=CAPTURES.get(name, 1))
         return

@@ -317,7 +317,6 @@ def test_an_operator_whose_derivative_is_python():
     assert dropped() is None
 
 
-@pytest.mark.slow
 def test_what_lives_stays_captured():
     """Collections during a run cost no capture, and clear no weak reference."""
     model, optimizer = make()
@@ -357,7 +356,6 @@ def test_new_models_in_the_memory_of_old_ones():
     assert len(addresses) < 16, "the test is for addresses that come again"
 
 
-@pytest.mark.slow
 def test_captures_that_do_not_pay_count():
     step = sidefx_train.compile(train_step, backend="eager", recapture_limit=3)
     with pytest.warns(sidefx_train.errors.SideFXWarning, match="which the program drops after a few calls"):
@@ -368,7 +366,6 @@ def test_captures_that_do_not_pay_count():
     assert len(report.captures) == 3 and report.calls == 5
 
 
-@pytest.mark.slow
 def test_captures_that_pay_do_not_count(monkeypatch):
     monkeypatch.setattr("sidefx_train.compile.runtime.entry_cache._AMORTIZED_AFTER", 3)
     step = sidefx_train.compile(train_step, backend="eager", recapture_limit=3)

@@ -30,6 +30,9 @@ _LARGEST = 1e8
 _FEWEST = 512
 """Minimal positions in a part of the images: with fewer, work on the weights alone would dominate."""
 
+_FLOATS_OF_A_VECTOR = 16
+"""Of AVX-512; those of AVX2 have 8."""
+
 _SHARE = 0.5
 """Fraction of the autotuning time; products and attention get the rest."""
 
@@ -67,6 +70,34 @@ def supports_channels_last(graph: fx.Graph) -> bool:
     place = {aten.convolution.default: 0, aten.convolution_backward.default: 1}
     images = [node.args[place[node.target]] for node in graph.nodes if node.target in place]
     return all(memory_format.is_convertible(image.meta["val"]) for image in images)  # type: ignore[union-attr]
+
+
+def damages_memory(graph: fx.Graph) -> bool:
+    """Returns True if torch would write beyond its memory, were the graph's convolutions channels-last.
+
+    The weight gradient of a strided convolution of kernel size 1 with fewer channels than a vector has floats does, in
+    torch 2.13 to 2.15: seen with 3 to 7 channels on a CPU with AVX2, not with 8 or more.
+    """
+    return any(_is_narrow(*found) for node in graph.nodes if (found := _strided(node)) is not None)
+
+
+def _strided(node: fx.Node) -> tuple[torch.Tensor, list[Any], int] | None:
+    """Returns the weight, the strides and the groups of a convolution or of its gradients."""
+    if node.target is aten.convolution.default:
+        weight, stride, groups = node.args[1], node.args[3], node.args[8]
+    elif node.target is aten.convolution_backward.default:
+        weight, stride, groups = node.args[2], node.args[4], node.args[9]
+    else:
+        return None
+    return weight.meta["val"], list(stride), groups  # type: ignore[union-attr, arg-type, return-value]
+
+
+def _is_narrow(weight: torch.Tensor, stride: list[Any], groups: int) -> bool:
+    return (
+        all(size == 1 for size in weight.shape[2:])
+        and any(step != 1 for step in stride)
+        and (weight.shape[1] * groups < _FLOATS_OF_A_VECTOR)
+    )
 
 
 def _task(node: fx.Node, threads: int) -> Task | None:

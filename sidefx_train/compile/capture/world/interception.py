@@ -222,14 +222,13 @@ class Interception:
             self._check_own_code(None)
             return deferred_warnings.warn(self.world, args, kwargs)
         logger = args[0] if args else attribute_of(fn, "__self__")
-        if trace_rules.looks_at_callers(fn) and not safe_isinstance(logger, logging.Logger):
-            logger = logging.root  # of a function of the module
         if safe_isinstance(logger, logging.Logger):
             record = self.heap.record_of(logger)
-            real = record.real if record is not None else logger
-            if real is logger and logger is not logging.root:  # not a shadow
+            if record is None:
                 self.heap.refuse("SFX103", "logs through a logger that the step has created")
-            self._check_own_code(real)
+            self._check_own_code(record.real)
+        elif trace_rules.looks_at_callers(fn):  # a function of the module
+            self._check_own_code(logging.root)
         elif fn is not print:  # a progress bar, or what else may write to them
             for stream in ("stdout", "stderr"):
                 own = self._own_stream(stream)

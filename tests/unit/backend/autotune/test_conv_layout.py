@@ -130,6 +130,24 @@ def test_inductor_converts_no_image_to_channels_last_by_itself(dtype: torch.dtyp
     assert conv_layout.supports_channels_last(graph) == (dtype == torch.float32)
 
 
+@pytest.mark.parametrize(("channels", "kernel", "stride"), [(5, 1, 2), (64, 1, 2), (5, 1, 1), (5, 3, 2)])
+def test_a_convolution_that_damages_memory_stays_contiguous(channels: int, kernel: int, stride: int) -> None:
+    """Regression: the process ended in ``free()``; torch's own kernel writes beyond its memory in channels-last."""
+    torch.manual_seed(0)
+    net = nn.Conv2d(channels, 16, kernel, stride, bias=False)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        net.zero_grad()
+        loss = net(x).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    run = sidefx_train.compile(step, autotune="off")
+    run(torch.randn(2, channels, 6, 6))
+    narrow = channels < 16 and kernel == 1 and stride > 1
+    assert ("channels_last" in run.report().sources()["graph"]) == (not narrow)
+
+
 def test_the_sum_decides_each_convolution_as_often_as_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     small, large = torch.randn(2, 4, 6, 6), torch.randn(2, 4, 9, 9)
     times = {6: {LAST: 1.0, AS_CAPTURED: 2.0}, 9: {LAST: 3.0, AS_CAPTURED: 1.5}}

@@ -56,6 +56,7 @@ from sidefx_train.torch_compat.distributed.collectives import OneProcess as OneP
 from sidefx_train.torch_compat.distributed.collectives import asks_whether_traced as asks_whether_traced
 from sidefx_train.torch_compat.distributed.collectives import coalescing_manager as coalescing_manager
 from sidefx_train.torch_compat.distributed.collectives import collective_name as collective_name
+from sidefx_train.torch_compat.distributed.collectives import collectives_by_group_name as collectives_by_group_name
 from sidefx_train.torch_compat.distributed.collectives import communicates_in_cpp as communicates_in_cpp
 from sidefx_train.torch_compat.distributed.collectives import communicates_otherwise as communicates_otherwise
 from sidefx_train.torch_compat.distributed.collectives import default_group as default_group
@@ -166,11 +167,14 @@ from sidefx_train.torch_compat.inductor.cpp_toolchain import cpp_link_flags as c
 from sidefx_train.torch_compat.inductor.cpp_toolchain import precompiles_headers as precompiles_headers
 from sidefx_train.torch_compat.inductor.cpp_toolchain import quick_vector_probes as quick_vector_probes
 from sidefx_train.torch_compat.inductor.cpp_toolchain import torch_build as torch_build
+from sidefx_train.torch_compat.inductor.dispatched_calls import DISPATCH_FUNCTION as DISPATCH_FUNCTION
+from sidefx_train.torch_compat.inductor.dispatched_calls import ERROR_FUNCTION as ERROR_FUNCTION
+from sidefx_train.torch_compat.inductor.dispatched_calls import calls_collectives as calls_collectives
+from sidefx_train.torch_compat.inductor.dispatched_calls import calls_dispatcher as calls_dispatcher
+from sidefx_train.torch_compat.inductor.dispatched_calls import in_c_interface as in_c_interface
 from sidefx_train.torch_compat.inductor.launches import launches_of as launches_of
-from sidefx_train.torch_compat.inductor.lowerings import DISPATCH_FUNCTION as DISPATCH_FUNCTION
 from sidefx_train.torch_compat.inductor.lowerings import KERNEL_FUNCTION as KERNEL_FUNCTION
 from sidefx_train.torch_compat.inductor.lowerings import call_composite as call_composite
-from sidefx_train.torch_compat.inductor.lowerings import calls_dispatcher as calls_dispatcher
 from sidefx_train.torch_compat.inductor.lowerings import multiplies_narrow as multiplies_narrow
 from sidefx_train.torch_compat.inductor.lowerings import register_kernel_lowerings as register_kernel_lowerings
 from sidefx_train.torch_compat.inductor.options import forget_compile_threads as forget_compile_threads

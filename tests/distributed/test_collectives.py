@@ -44,6 +44,8 @@ def _one_graph(rank: int, backend: str, capturing: tuple[int, ...], names: tuple
             found = _run(step, rank)
             report = step.report()
             assert (len(report.captures), report.replays, report.breaks) == (1, CALLS, []), str(report)
+            notes = report.captures[0].notes
+            assert not any("failed" in note for note in notes), f"{name} is no single C++ function: {notes}"
         _check(name, found, expected, backend == "eager")
 
 
@@ -91,11 +93,11 @@ def _failing(rank: int) -> None:
     assert y.item() == 2, "the processes issue different collectives"
 
 
-def _alone(rank: int) -> None:
+def _alone(rank: int, backend: str) -> None:
     """A process that waits for one that has failed says so, and which one it is."""
     group = dist.new_group(timeout=datetime.timedelta(seconds=2))
 
-    @sidefx_train.compile(backend="eager")
+    @sidefx_train.compile(backend=backend)
     def step(x, fails):
         if fails:
             raise ValueError("stop")
@@ -104,7 +106,9 @@ def _alone(rank: int) -> None:
         return y
 
     step(torch.ones(4), False)
-    error, text = (ValueError, "stop") if rank else (UnfinishedError, f"RuntimeError.*in process {rank} of {WORLD}")
+    error, text = (
+        (ValueError, "stop") if rank else (UnfinishedError, rf"RuntimeError: .*gloo.* \(in process {rank} of {WORLD}")
+    )
     with pytest.raises(error, match=text):
         step(torch.ones(4), rank > 0)
 
@@ -127,7 +131,8 @@ def _all_with_one_operation_each(rank: int) -> None:
     _constants(rank)
     _failing(rank)
     _raising(rank)
-    _alone(rank)
+    _alone(rank, "eager")
+    _alone(rank, "inductor")
 
 
 def test_collectives_have_eagers_results():

@@ -86,7 +86,8 @@ def key_of(traced: TracedGraph, config: CompileConfig) -> str | None:
 
 def has_library(traced: TracedGraph) -> bool:
     """Returns False for a graph that becomes no single library: Inductor's own cache keeps its kernels."""
-    return accelerator_of(traced.module.graph) is None and not communicates(traced.module.graph)
+    graph = traced.module.graph
+    return accelerator_of(graph) is None and (compat.calls_collectives() or not communicates(graph))
 
 
 def identity_of(traced: TracedGraph, config: CompileConfig) -> str | None:

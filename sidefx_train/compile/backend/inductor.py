@@ -69,7 +69,7 @@ from sidefx_train.compile.graph.devices import generators_of
 from sidefx_train.compile.graph.fx_utils import copied, generators
 from sidefx_train.compile.graph.validation import check_graph
 from sidefx_train.compile.native import start_build
-from sidefx_train.compile.ops.barrier import BARRIER
+from sidefx_train.compile.ops.collectives import BARRIER
 from sidefx_train.config import CompileConfig
 from sidefx_train.errors import BackendError
 from sidefx_train.gc_control import collect_younger, fewer_collections
@@ -125,9 +125,9 @@ def options(config: CompileConfig, graph: FunctionalGraph | None = None) -> dict
 def _one_cpp_call(module: fx.GraphModule) -> bool:
     """Returns True if the graph can be one C++ function: all on CPU, Python operators callable from C++.
 
-    One that communicates cannot: C++ calls collectives past the dispatcher, by which a comparison avoids them.
+    Collectives must be called through the dispatcher, by which a comparison avoids them.
     """
-    if communicates(module.graph):
+    if communicates(module.graph) and not compat.calls_collectives():
         return False
     for node in module.graph.nodes:
         if node.op == "call_function" and str(node.target).startswith("sidefx.rnn") and not compat.calls_dispatcher():
@@ -480,7 +480,8 @@ def _compile(
         notes.extend(said)
         return build, call, code
 
-    attempts = [(chosen, True)] if chosen["cpp_wrapper"] and kept and not generators(graph.module) else []
+    splits = chosen["cpp_wrapper"] and kept and not generators(graph.module) and not communicates(graph.module.graph)
+    attempts = [(chosen, True)] if splits else []
     attempts += [(chosen, False), ({**chosen, "cpp_wrapper": False}, False)][: 1 + chosen["cpp_wrapper"]]
     for settings, may_split in attempts[:-1]:
         try:

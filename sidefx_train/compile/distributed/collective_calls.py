@@ -21,7 +21,7 @@ from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.distributed.process_groups import group_of, guard_named
 from sidefx_train.compile.graph.collectives import communicates
-from sidefx_train.compile.ops.barrier import BARRIER
+from sidefx_train.compile.ops.collectives import BARRIER
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld

@@ -75,6 +75,32 @@ def functional_collectives() -> Any:
     return torch.ops._c10d_functional
 
 
+def collectives_by_group_name() -> list[tuple[str, Any]]:
+    """Returns schemas and kernels of collectives whose group is a string, as torch's own are until 2.12.
+
+    From 2.13 on, a group may be an object, too, and torch's C interface has no arguments of several types. Generated
+    C++ calls these operators in the namespace ``sidefx`` instead: see :func:`called_by_cpp`.
+    """
+    if not torch.distributed.is_available():
+        return []
+    names = [each for name in _STARTS for each in (name, f"{name}_") if hasattr(torch.ops._c10d_functional, each)]
+    collectives = [getattr(torch.ops._c10d_functional, name).default for name in sorted(names)]
+    return [(str(each._schema).partition("::")[2].replace("Any group", "str group"), each) for each in collectives]
+
+
+def called_by_cpp(target: Any) -> str:
+    """Returns the name of the operator that generated C++ calls for an operator."""
+    takes_object = target.namespace == _NAMESPACES[0] and any(str(a.type) == "Any" for a in target._schema.arguments)
+    return f"sidefx::{target._opname}" if takes_object else str(target._schema.name)
+
+
+def _called_by(target: Any) -> Any:
+    """Returns the collective behind an operator that generated C++ calls."""
+    if target.namespace == "sidefx" and target._opname.removesuffix("_") in _STARTS:
+        return getattr(torch.ops._c10d_functional, target._opname).default
+    return target
+
+
 def default_group() -> Any:
     """Returns the default process group, ``None`` before it is initialized."""
     return torch.distributed.group.WORLD if torch.distributed.is_available() else None
@@ -162,6 +188,7 @@ class OneProcess(TorchDispatchMode):
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        func = _called_by(func)
         if not is_collective(func):
             return func(*args, **(kwargs or {}))
         if _is_barrier(func):

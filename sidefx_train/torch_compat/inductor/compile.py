@@ -28,7 +28,8 @@ from sidefx_train.torch_compat.inductor.correctness import (
     recursion_limit_kept,
     right_results,
 )
-from sidefx_train.torch_compat.inductor.lowerings import _call_unlowered, _dispatching, calls_dispatcher
+from sidefx_train.torch_compat.inductor.dispatched_calls import calling_dispatcher
+from sidefx_train.torch_compat.inductor.lowerings import _call_unlowered
 from sidefx_train.torch_compat.inductor.patching import replaced, setting
 from sidefx_train.torch_compat.inductor.speedups import codegen_parts, quick_codegen, without_idle_patterns
 from sidefx_train.torch_compat.recording import late_module
@@ -214,10 +215,6 @@ def building_cpp(
 
         return define_kernel
 
-    from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
-
-    operators = "generate_fallback_kernel_with_runtime_lookup"
-    calling = replaced(CppWrapperCpu, operators, _dispatching) if calls_dispatcher() else nullcontext()
     others = CppWrapperCodeCache.load_pybinding
 
     def load(argtypes: Sequence[str], main_code: str, device_type: str = "cpu", **given: Any) -> Any:
@@ -228,7 +225,7 @@ def building_cpp(
         )
 
     with setting(CppWrapperCodeCache, "load_pybinding", staticmethod(load)):
-        with replaced(PythonWrapperCodegen, "define_kernel", telling), calling:
+        with replaced(PythonWrapperCodegen, "define_kernel", telling), calling_dispatcher():
             yield
 
 

@@ -26,7 +26,7 @@ from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend.cpp_codegen.compile_queue import BuildFailed, CompileQueue, Unit
 from sidefx_train.compile.backend.cpp_codegen.kernel_prelude import HEADER
 from sidefx_train.compile.backend.cpp_codegen.kernel_units import Kernels
-from sidefx_train.compile.backend.cpp_codegen.python_entry import DISPATCH, ENTRY, OUTPUTS, kernels_called
+from sidefx_train.compile.backend.cpp_codegen.python_entry import ENTRY, OUTPUTS, dispatched_calls, kernels_called
 from sidefx_train.compile.backend.cpp_codegen.wrapper_prelude import header_free_wrapper
 from sidefx_train.compile.common.process_locks import claim
 from sidefx_train.compile.native import attention_module, lstm_module, products_module, rows_module
@@ -93,9 +93,7 @@ def build_library(
     with building or Building() as at:
         include = f"#include <{compat.WRAPPER_HEADER}>"
         plain = caller.replace(include, "")
-        called = kernels_called(caller)
-        if compat.DISPATCH_FUNCTION in caller:
-            called += DISPATCH.replace("@DISPATCH@", compat.DISPATCH_FUNCTION).replace("@LISTS@", compat.LISTS_HEADER)
+        called = kernels_called(caller) + dispatched_calls(caller)
         behind = OUTPUTS.replace("@OUTPUTS@", str(outputs))
         whole = Unit(f"{include}\n{called}{plain}{behind}", tuple(at.quick))
         wanted = enabled("header_free_wrapper") and caller.count(include) == 1

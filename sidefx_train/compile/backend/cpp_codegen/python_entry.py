@@ -21,7 +21,7 @@ struct AtenTensorOpaque;
 typedef AtenTensorOpaque* AtenTensorHandle;
 @TYPES@
 struct SidefxFailure {  // as in wrapper_prelude.py
-    char text[256];
+    char text[1024];
 };
 
 void inductor_entry_impl(AtenTensorHandle*, AtenTensorHandle*);
@@ -349,8 +349,13 @@ def kernels_called(caller: str) -> str:
     return "".join([_TYPES, *used]).replace("@KERNEL@", compat.KERNEL_FUNCTION) if used else ""
 
 
-DISPATCH = """
+_DISPATCH = """
 #include <@LISTS@>
+#ifndef SIDEFX_FAILURE
+struct SidefxFailure {
+    char text[1024];
+};
+#endif
 static uint64_t sidefx_tensor(AtenTensorHandle tensor) {  // the dispatcher owns the handle
     AtenTensorHandle given = nullptr;
     AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(tensor, &given));
@@ -368,8 +373,33 @@ template <class... Items> static uint64_t sidefx_list(Items... items) {
     }
     return reinterpret_cast<uint64_t>(list);
 }
+@STRINGS@
+[[gnu::noinline, gnu::cold, noreturn]] static void sidefx_dispatch_failed(const char* name) {
+    const char* reason = @REASON@;
+    const char* frames = __builtin_strstr(reason, "\\n\\nAt:");  // of Python, if the operator is Python
+    const int length = frames ? int(frames - reason) : int(__builtin_strlen(reason));
+    SidefxFailure failure;
+    __builtin_snprintf(failure.text, sizeof failure.text, "%s: %.*s", name, length, reason);
+    throw failure;
+}
 static void @DISPATCH@(const char* name, const char* overload, uint64_t* stack) {
-    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_call_dispatcher(name, overload, stack));
+    if (__builtin_expect(aoti_torch_call_dispatcher(name, overload, stack) != 0, 0)) sidefx_dispatch_failed(name);
 }
 """
-"""Precedes a wrapper that calls operators through torch's dispatcher."""
+
+_STRINGS = """
+static uint64_t sidefx_string(const char* text, decltype(sizeof 0) length) {
+    StringHandle handle = nullptr;
+    AOTI_TORCH_ERROR_CODE_CHECK(torch_new_string_handle(text, length, &handle));
+    return reinterpret_cast<uint64_t>(handle);
+}
+"""
+
+
+def dispatched_calls(caller: str) -> str:
+    """Returns what a wrapper needs that calls operators through torch's dispatcher; empty if it calls none."""
+    if compat.DISPATCH_FUNCTION not in caller:
+        return ""
+    reason = f"{compat.ERROR_FUNCTION}()" if compat.in_c_interface(compat.ERROR_FUNCTION) else '"the operator raised"'
+    text = _DISPATCH.replace("@STRINGS@", _STRINGS if "sidefx_string(" in caller else "").replace("@REASON@", reason)
+    return text.replace("@DISPATCH@", compat.DISPATCH_FUNCTION).replace("@LISTS@", compat.LISTS_HEADER)

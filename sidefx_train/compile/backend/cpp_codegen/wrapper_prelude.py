@@ -35,6 +35,7 @@ _PRELUDE = r"""
 
 typedef uint64_t StableIValue;
 typedef struct StableListOpaque* StableListHandle;
+typedef struct StringOpaque* StringHandle;
 
 extern "C" {
 @DECLARED@
@@ -72,8 +73,9 @@ template <> struct numeric_limits<float> {
 #define INFINITY __builtin_inff()
 #define NAN __builtin_nanf("")
 
+#define SIDEFX_FAILURE
 struct SidefxFailure {  // as in python_entry.py
-    char text[256];
+    char text[1024];
 };
 
 [[gnu::noinline, gnu::cold, noreturn]] static void sidefx_fail(const char* call) {

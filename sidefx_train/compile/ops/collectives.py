@@ -1,4 +1,4 @@
-"""A barrier in a graph: its result is empty, but it takes part in the order of the collectives."""
+"""Operators that communicate: a barrier for graphs, and collectives for their generated C++."""
 
 from __future__ import annotations
 
@@ -22,4 +22,8 @@ def _nothing(group: str) -> torch.Tensor:
 define_operator("barrier(str group) -> Tensor", _wait, _nothing, key="CompositeExplicitAutograd")
 
 BARRIER = has_side_effect(torch.ops.sidefx.barrier.default)
-"""``barrier(group)`` waits until all processes of the group of that name have called it."""
+"""``barrier(group)`` waits until all processes of the group of that name have called it. Its result is empty, but it
+takes part in the order of the collectives."""
+
+for _schema, _collective in compat.collectives_by_group_name():
+    define_operator(_schema, _collective, key="CompositeExplicitAutograd")

@@ -2,8 +2,7 @@
 
 :func:`made_once` waits. Its lock is a POSIX record lock on one byte of a file in the cache folder, another byte for
 each file that is made. The system releases it when its process ends, however that happens, and a fork does not inherit
-it. A thread that closes the file releases what other threads of its process hold: these then exclude nobody, and files
-may be made twice.
+it. Closing the file anywhere in a process releases all its locks, so the file stays open.
 
 :func:`claim` does not wait, and its lock lasts as long as a process that is given the file: BSD's ``flock``.
 
@@ -12,6 +11,7 @@ Where the folder has no such locks, every process makes its own.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +26,7 @@ except ImportError:  # not a POSIX system
 PATIENCE = 900.0
 """Seconds after which a process that waits for another one makes the file itself."""
 
+_files: dict[Path, int] = {}
 _INTERVAL = 0.05
 _FILE = "locks"
 _DIGITS = 15
@@ -42,22 +43,37 @@ def made_once(folder: Path, identity: str, is_made: Callable[[], bool]) -> Itera
         is_made: returns True if the cache contains it: then processes need not go one by one.
 
     Yields:
-        True if another process has made it meanwhile.
+        True if another process has made it.
     """
-    if fcntl is None or is_made():
+    if is_made():
+        yield True
+        return
+    if fcntl is None:
         yield False
         return
     try:
-        file = (folder / _FILE).open("a")
+        file = _opened(folder / _FILE)
     except OSError:
         yield False
         return
     byte = int(identity[:_DIGITS], 16)
-    with file:
-        made = _lock(file.fileno(), byte) and is_made()
+    locked = _lock(file, byte)
+    try:
+        made = locked and is_made()
         if made:
             fcntl.lockf(file, fcntl.LOCK_UN, 1, byte)
         yield made
+    finally:
+        if locked:
+            fcntl.lockf(file, fcntl.LOCK_UN, 1, byte)
+
+
+def _opened(path: Path) -> int:
+    """Returns the descriptor of the file with the locks, which stays open."""
+    file = _files.get(path)
+    if file is None or not path.exists() or not os.path.samestat(os.fstat(file), path.stat()):
+        file = _files[path] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    return file
 
 
 def _lock(file: int, byte: int) -> bool:

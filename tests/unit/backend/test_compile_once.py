@@ -58,8 +58,23 @@ def test_others_find_what_one_has_lowered():
 
 def test_processes_that_find_it_do_not_wait_for_each_other():
     mark_made(GRAPH)
-    with another_process(lambda: time.sleep(30)), compiling(GRAPH, lambda: is_marked(GRAPH)) as waited:
-        assert not waited
+    with another_process(lambda: time.sleep(30)), compiling(GRAPH, lambda: is_marked(GRAPH)) as found:
+        assert found
+
+
+def test_the_lock_of_one_graph_survives_that_of_another():
+    def lowers_another():
+        with compiling(OTHER, lambda: False):
+            pass
+        os.write(theirs, b".")
+        marks()
+
+    ours, theirs = os.pipe()
+    with another_process(lowers_another):
+        os.read(ours, 1)
+        with compiling(GRAPH, lambda: is_marked(GRAPH)) as found:
+            assert found
+    os.close(ours), os.close(theirs)
 
 
 def test_a_killed_process_leaves_no_lock():

@@ -47,13 +47,16 @@ def compiled_ddp(workload: Workload) -> Step:
 
 
 def fsdp2(workload: Workload) -> Step:
-    """``fully_shard`` of each block and of the model, with the fused optimizer."""
+    """``fully_shard`` of each block and of the model, with the fused optimizer where torch has one for DTensors."""
     from torch.distributed.fsdp import fully_shard
 
     for block in getattr(workload.model, "blocks", ()):
         fully_shard(block)
     fully_shard(workload.model)
-    return train_step(workload.model, workload, workload.optimizer(True))
+    optimizer = workload.optimizer(True)
+    if isinstance(optimizer, torch.optim.SGD):  # "aten._fused_sgd_ does not have a sharding strategy registered"
+        optimizer = workload.optimizer(False)
+    return train_step(workload.model, workload, optimizer)
 
 
 def sidefx(workload: Workload) -> Step:

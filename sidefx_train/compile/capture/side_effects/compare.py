@@ -85,7 +85,7 @@ class Comparison:
                 yield from self._values(saved.value, saved.value, _kind(saved.value))
 
     def _changes(self) -> Iterator[str]:
-        mine, yours = _by_target(self.first.changes), _by_target(self.second.changes)
+        mine, yours = self._by_target(self.first.changes), self._by_target(self.second.changes)
         for key, change in mine.items():
             if key not in yours:
                 yield f"only the first {change.describe()}"
@@ -101,6 +101,19 @@ class Comparison:
                 yield from self._values(tuple(other.value), tuple(change.value), what)
             else:
                 yield from self._values(other.value, change.value, what)
+
+    def _by_target(self, changes: list[Effect]) -> dict[Any, Effect]:
+        found: dict[Any, Effect] = {}
+        for position, change in enumerate(changes):
+            if change.kind == "count_writes" and not self.writes:
+                continue
+            key = change.key
+            if safe_isinstance(key, TraceKey):
+                key = ("made in the trace", position)
+            elif key is not None:
+                key = (type(key), key)
+            found[change.kind, id(change.target), key] = change
+        return found
 
     def _calls(self) -> Iterator[str]:
         mine, yours = self.first.calls, self.second.calls
@@ -206,18 +219,6 @@ def _pairs(a: tuple[Any, ...], b: tuple[Any, ...], where: str) -> list[tuple[Any
     if len(a) != len(b):
         return [(len(a), len(b), f"length of {where}")]
     return [(x, y, f"{where}[{index}]") for index, (x, y) in enumerate(zip(a, b, strict=True))][::-1]
-
-
-def _by_target(changes: list[Effect]) -> dict[Any, Effect]:
-    found: dict[Any, Effect] = {}
-    for position, change in enumerate(changes):
-        key = change.key
-        if safe_isinstance(key, TraceKey):
-            key = ("made in the trace", position)
-        elif key is not None:
-            key = (type(key), key)
-        found[change.kind, id(change.target), key] = change
-    return found
 
 
 def _is_same(a: Any, b: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import sys
 import weakref
 from typing import Any
@@ -85,7 +86,8 @@ def collectives_by_group_name() -> list[tuple[str, Any]]:
         return []
     names = [each for name in _STARTS for each in (name, f"{name}_") if hasattr(torch.ops._c10d_functional, each)]
     collectives = [getattr(torch.ops._c10d_functional, name).default for name in sorted(names)]
-    return [(str(each._schema).partition("::")[2].replace("Any group", "str group"), each) for each in collectives]
+    schemas = [str(each._schema).partition("::")[2] for each in collectives]
+    return [(re.sub(r"\bAny\b", "str", schema), each) for schema, each in zip(schemas, collectives, strict=True)]
 
 
 def called_by_cpp(target: Any) -> str:

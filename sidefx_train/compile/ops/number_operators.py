@@ -48,8 +48,8 @@ _TYPES = {
 }  # fmt: skip
 _ANY = 0.5
 """A number with which fake tensors are computed: their sizes do not depend on it."""
-_ANY_POWER = 1.0
-"""The same for an argument ``p``: some kernels check that it is 1 or 2."""
+_VALID = {(aten.multi_margin_loss.default, "p"): 1.0}
+"""The same by operator and argument, where the operator refuses that number."""
 _LIKE = {aten.multi_margin_loss_backward.default: 1}
 """Operators that cannot be computed with fake tensors, and the argument that their result is like."""
 
@@ -124,7 +124,7 @@ class NumberOperator:
     def _fake(self, *given: Any) -> Any:
         if self.op in _LIKE:
             return torch.empty_like(given[_LIKE[self.op]])
-        return self._call(given, lambda value, name: _ANY_POWER if name == "p" else _ANY)
+        return self._call(given, lambda value, name: _VALID.get((self.op, name), _ANY))
 
 
 def _known() -> dict[Any, NumberOperator]:

@@ -79,7 +79,7 @@ def _resampled(mode: Any, func: Any, x: Any, output_size: Any, *rest: Any, **nam
 
 
 def know_truth_tests() -> None:
-    """Registers fake kernels that accept symbolic sizes: torch's own fails in its C++ code."""
+    """Registers fake kernels that accept symbolic sizes: torch's own fails in its C++ code before 2.15."""
     from torch._subclasses import fake_impls
 
     for op in TRUTH_TESTS:

@@ -334,6 +334,8 @@ def test_torch_still_lacks_a_fake_kernel(name, monkeypatch):
 
 
 def test_torch_still_fails_to_test_truth_of_symbolic_sizes(monkeypatch):
+    if VERSION >= (2, 15):
+        pytest.skip("torch accepts them from 2.15 on")
     for operator in compat.TRUTH_TESTS:
         monkeypatch.delitem(fake_impls.op_implementations_dict, operator, raising=False)
     FakeTensorMode.cache_clear()

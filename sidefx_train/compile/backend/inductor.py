@@ -64,7 +64,7 @@ from sidefx_train.compile.functionalization.functionalize import functionalize
 from sidefx_train.compile.functionalization.moved_inputs import move_inputs
 from sidefx_train.compile.gpu.replaying import replaying
 from sidefx_train.compile.graph.artifacts import Executable, FunctionalGraph, RunnerPlan, TracedGraph
-from sidefx_train.compile.graph.collectives import communicates, issued
+from sidefx_train.compile.graph.collectives import communicates, issued, multiplies_reduced
 from sidefx_train.compile.graph.devices import generators_of
 from sidefx_train.compile.graph.fx_utils import copied, generators
 from sidefx_train.compile.graph.validation import check_graph
@@ -286,6 +286,9 @@ def _lower(traced: TracedGraph, config: CompileConfig, clock: Clock, kept: bool)
 
 
 def _lower_alone(traced: TracedGraph, config: CompileConfig, clock: Clock, kept: bool) -> Lowered:
+    replicated = config.autotune == "on" and multiplies_reduced(traced.module.graph)
+    if replicated:
+        config = replace(config, autotune="off")  # what is fastest differs from process to process
     traced, moved = move_inputs(traced)
     relied_on = set(compat.recorded_conditions(traced.fake_mode.shape_env))
     with compat.inductor_options(options(config)):
@@ -326,6 +329,7 @@ def _lower_alone(traced: TracedGraph, config: CompileConfig, clock: Clock, kept:
         readable = functools.cache(lambda: graph.module.print_readable(print_output=False))
         notes = [
             *graph.notes,
+            "kernels are not measured: all processes compute what follows an all-reduce" if replicated else "",
             laid_out,
             attention,
             f"{len(composites)} composite operators kept whole" if composites else "",

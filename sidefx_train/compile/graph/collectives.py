@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import torch
 from torch import fx
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.communication import CommunicationRecord
+from sidefx_train.compile.graph.fx_utils import written_args
 from sidefx_train.errors import UnfinishedError
+
+_MULTIPLYING = ("mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "conv", "lstm", "_scaled_dot", "scaled_dot")
+"""Beginnings of the names of operators whose kernels are measured."""
 
 
 def communicates(graph: fx.Graph) -> bool:
@@ -39,6 +45,33 @@ def communication(graph: fx.Graph) -> list[CommunicationRecord]:
         for node in operations
         if compat.is_collective(node.target) and compat.collective_name(node.target)
     ]
+
+
+def multiplies_reduced(graph: fx.Graph) -> bool:
+    """Returns True if a product, a convolution, an attention or a recurrent layer depends on an all-reduce.
+
+    Every process computes that part, as the replicated layers of a tensor-parallel model, or an optimizer that
+    multiplies reduced gradients. The results stay equal only if all of them use the same kernels.
+    """
+    reduced: set[int] = set()
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        from_reduced = any(each in reduced for each in _storages(node.all_input_nodes))
+        if from_reduced and str(getattr(node.target, "_opname", "")).startswith(_MULTIPLYING):
+            return True
+        if from_reduced or (compat.is_collective(node.target) and compat.collective_name(node.target) == "all_reduce"):
+            reduced.update(_storages([node, *written_args(node)]))
+    return False
+
+
+def _storages(nodes: Iterable[fx.Node]) -> Iterator[int]:
+    """Yields the storages of the tensors that nodes return."""
+    for node in nodes:
+        value = node.meta.get("val")
+        for each in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(each, torch.Tensor):
+                yield compat.storage_id(each)
 
 
 def _record(node: fx.Node, positions: dict[fx.Node, int]) -> CommunicationRecord:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 import sidefx_train
 from sidefx_train.communication import CommunicationRecord, scaling
@@ -38,6 +39,28 @@ def test_report_lists_collectives(group):
     assert reduced.between == 3 and gathered.between == 0, report.sources()["graph"]
     assert reduced.nodes == report.captures[0].nodes["capture"] and reduced.waited < gathered.starts
     assert "communication" in str(report) and report.to_dict()["captures"][0]["communication"][0]["bytes"] == 24
+
+
+@pytest.mark.parametrize("reduces", ["activations", "gradients"])
+def test_what_every_process_computes_does_not_depend_on_measurements(group, reduces):
+    first, second = nn.Linear(64, 64), nn.Linear(64, 64)
+    parameters = [*first.parameters(), *second.parameters()]
+
+    def step(x):
+        y = first(x)
+        if reduces == "activations":
+            other = y.detach().clone()
+            dist.all_reduce(other)
+            y = y + other
+        second(y).square().mean().backward()
+        for p in parameters if reduces == "gradients" else ():
+            dist.all_reduce(p.grad)
+
+    compiled = sidefx_train.compile(step)
+    compiled(torch.randn(64, 64))
+    (capture,) = compiled.report().captures
+    assert bool(capture.choices) == (reduces == "gradients")
+    assert any("kernels are not measured" in note for note in capture.notes) == (reduces == "activations")
 
 
 def test_steps_without_collectives_have_no_such_table():

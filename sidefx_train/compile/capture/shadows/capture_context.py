@@ -38,6 +38,7 @@ class CaptureContext(ABC):
     freed: set[Any]
     warns: frozenset[types.CodeType]
     last_error: tuple[Exception, Any, Location | None] | None
+    answers_values: bool
     # Classes defined above this one, in world/native_calls.
     caches: Any
     context: Any

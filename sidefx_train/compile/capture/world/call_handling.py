@@ -401,6 +401,10 @@ class Calls:
         )
         if calls or not keeps_callables(fn) or asks_missing(fn, args):
             objects = self.world.reentry.objects(fn, (owner, *args, *kwargs.values()))
+            if objects and wants_values(fn, args):
+                args, kwargs = builtin_methods.concrete_within((args, kwargs))
+                with self.world.reentry.around(self.world.reentry.objects(fn, (owner, *args, *kwargs.values()))):
+                    return self._run_on_values(fn, args, kwargs)
             if objects:
                 with self.world.reentry.around(objects):
                     return self.guarded(fn, args, kwargs)
@@ -499,8 +503,8 @@ class Calls:
 
     def run_native(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs C code; passes the values of symbolic numbers if it accepts only Python's own."""
-        if wants_values(fn):
-            return self.guarded(fn, *builtin_methods.concrete_within((args, kwargs)))
+        if wants_values(fn, args):
+            return self._run_on_values(fn, *builtin_methods.concrete_within((args, kwargs)))
         try:
             return self.guarded(fn, args, kwargs)
         except (TypeError, RuntimeError) as error:
@@ -517,6 +521,15 @@ class Calls:
                 raise
         self.world.last_error = None
         return self.guarded(fn, *builtin_methods.concrete_within((args, kwargs)))
+
+    def _run_on_values(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs C code that gets values of the symbolic numbers that methods and callbacks return to it."""
+        python_conversions.refuse_to_numpy(self.world, fn, (*args, *kwargs.values()))
+        outer, self.world.answers_values = self.world.answers_values, True
+        try:
+            return self.guarded(fn, args, kwargs)
+        finally:
+            self.world.answers_values = outer
 
     def _single(self, number: torch.SymFloat) -> Any:
         """Returns a symbolic number rounded to float32; ``None`` if the prologue cannot compute it."""
@@ -615,8 +628,8 @@ class Calls:
                     answer = alive.reentry.outside(lambda: call(*args, **kwargs)) if swapped else call(*args, **kwargs)
             finally:
                 warning_watch.resume(watch)
-            if type(answer) is torch.SymBool:  # C code may compare it
-                return builtin_methods.concrete(answer)
+            if type(answer) is torch.SymBool or alive.answers_values:  # C code may compare it
+                answer = builtin_methods.concrete_within(answer)
             return alive.reentry.handed(answer)
 
         NATIVE_CODE.add(id(reentry_callbacks.__code__))

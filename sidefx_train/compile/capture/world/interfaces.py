@@ -31,6 +31,7 @@ class CaptureWorldAPI(CaptureContext):
     reentry: Reentry
     native_generators: list[types.GeneratorType[Any, Any, Any]]
     reentry_callbacks: list[Callable[..., Any]]
+    answers_values: bool
     assumptions: dict[Location, None]
     branching: bool
     listed: bool

@@ -43,10 +43,19 @@ def compares_in_python(cls: type) -> bool:
     )
 
 
-def wants_values(fn: Any) -> bool:
-    """Returns True for C code that treats a number of another class as an object."""
-    module = attribute_of(fn, "__module__") or getattr(attribute_of(fn, "__objclass__"), "__module__", None)
-    return type(fn).__module__ == "_json" or (safe_isinstance(module, str) and module.split(".")[0] == "numpy")
+def wants_values(fn: Any, args: tuple[Any, ...]) -> bool:
+    """Returns True for C code that treats a number of another class as an object: of NumPy and of ``json``."""
+    if type(fn).__module__ == "_json" or _of_numpy(type(attribute_of(fn, "__self__"))):
+        return True
+    if attribute_of(fn, "__module__") == "_operator" or fn is divmod or fn is pow:
+        return any(_of_numpy(type(value)) for value in args[:2])
+    return _of_numpy(fn) or _of_numpy(attribute_of(fn, "__objclass__"))
+
+
+def _of_numpy(value: Any) -> bool:
+    """Returns True for a class or function of NumPy."""
+    module = attribute_of(value, "__module__")
+    return safe_isinstance(module, str) and module.split(".")[0] == "numpy"
 
 
 def joins(fn: Any) -> bool:

@@ -83,6 +83,7 @@ class TraceWorld(CaptureWorldAPI):
         replayed: by how much replaying views after the graph will increment the version counter of their base.
         native_generators: generators of torch that run natively: contexts, which are left at the end.
         reentry_callbacks: callbacks that C code calls in place of functions of the step.
+        answers_values: these return values of symbolic numbers to the C code that runs now.
         queries: queries of global state.
         random_draws: random numbers that the step draws in Python.
         host_reads: values of inputs that the step reads in Python.
@@ -156,6 +157,7 @@ class TraceWorld(CaptureWorldAPI):
         self.reentry = Reentry(self)
         self.native_generators: list[types.GeneratorType[Any, Any, Any]] = []
         self.reentry_callbacks: list[Callable[..., Any]] = []
+        self.answers_values = False
         self.queries = Queries(self.heap)
         self.random_draws = RandomDraws(self)
         self.host_reads = HostReads(self)

@@ -371,10 +371,20 @@ def _list_sort(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, 
     return None
 
 
+def _stored(interp: InterpreterAPI, owner: Any) -> list[Any]:
+    """Returns the items of a list or tuple as its own C methods read them, not by an iteration of the program."""
+    if type(owner) in (list, tuple):
+        return iteration.to_list(interp, owner)
+    if safe_isinstance(owner, list):
+        found: list[Any] = interp.native(list.copy, (owner,), {})
+        return found
+    return list(interp.native(tuple.__getitem__, (owner, slice(None)), {}))
+
+
 def _list_find(fn: Any) -> Substitute:
     def substitute(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         owner, *rest = args
-        items = iteration.to_list(interp, owner)
+        items = _stored(interp, owner)
         if kwargs or len(rest) != 1 or all(is_static(type(item)) for item in (*items, *rest)):
             return interp.native(fn, args, kwargs)
         if fn.__name__ == "count":

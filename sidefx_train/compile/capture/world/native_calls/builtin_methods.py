@@ -6,7 +6,7 @@ import bisect
 import gc
 import math
 import operator
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,14 @@ from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecor
 from sidefx_train.compile.capture.world.symbolic_numbers import number_subclasses
 from sidefx_train.compile.capture.world.symbolic_numbers.domain_errors import function_raises, no_integer
 from sidefx_train.compile.capture.world.symbolic_numbers.scalar_tensors import host_value
-from sidefx_train.compile.common.plain_values import is_plain, slot_names
+from sidefx_train.compile.common.plain_values import (
+    base_of,
+    empty_like,
+    is_plain,
+    make_tuple,
+    slot_names,
+    stored_entries,
+)
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.errors import Unsupported
@@ -219,19 +226,34 @@ _PYTHON_NUMBERS = frozenset({int, float, bool, *compat.SYMBOLS})
 
 
 def concrete_within(value: Any, kinds: tuple[type, ...] = compat.SYMBOLS) -> Any:
-    """Returns a value with :func:`concrete` numbers, also in plain containers, which are copied if they change.
+    """Returns a value with :func:`concrete` numbers, also in containers, which are copied if they change.
 
     Args:
         value: any value.
         kinds: types of symbolic numbers to convert.
     """
-    if type(value) in (list, tuple):
-        items = [concrete_within(item, kinds) for item in value]
-        return value if all(map(operator.is_, items, value)) else type(value)(items)
-    if type(value) is dict:
-        entries = {key: concrete_within(item, kinds) for key, item in value.items()}
-        return value if all(map(operator.is_, entries.values(), value.values())) else entries
-    return concrete(value) if type(value) in kinds else value
+    if type(value) in kinds:
+        return concrete(value)
+    if safe_isinstance(value, tuple):
+        items = [concrete_within(item, kinds) for item in tuple.__iter__(value)]
+        return value if all(map(operator.is_, items, tuple.__iter__(value))) else make_tuple(type(value), items)
+    if safe_isinstance(value, (list, deque)):
+        base: Any = list if safe_isinstance(value, list) else deque
+        items = [concrete_within(item, kinds) for item in base.__iter__(value)]
+        if all(map(operator.is_, items, base.__iter__(value))):
+            return value
+        made = empty_like(value)
+        base.extend(made, items)
+        return made
+    if safe_isinstance(value, dict):
+        entries = {key: concrete_within(item, kinds) for key, item in stored_entries(value).items()}
+        if all(map(operator.is_, entries.values(), stored_entries(value).values())):
+            return value
+        made = empty_like(value)
+        for key, item in entries.items():
+            base_of(made).__setitem__(made, key, item)
+        return made
+    return value
 
 
 def settle(obj: Any, names: frozenset[str] | None = None) -> None:

@@ -28,6 +28,7 @@ from sidefx_train.compile.capture.interpreter.bytecode_versions import ATTRIBUTE
 from sidefx_train.compile.capture.interpreter.object_model.attributes import is_static
 from sidefx_train.compile.capture.shadows.containers.traversal import VIEWS, held_by
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
+from sidefx_train.compile.capture.world.native_calls.builtin_methods import concrete_within
 from sidefx_train.compile.common.library_modules import is_library, is_standard
 from sidefx_train.compile.common.plain_values import PLAIN_TYPES, is_plain
 from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE
@@ -225,10 +226,13 @@ class Reentry:
 
     def _shim(self, fn: types.FunctionType) -> Callable[..., Any]:
         def shim(self_: Any, /, *args: Any, **kwargs: Any) -> Any:
-            return self.handed(self.outside(lambda: self.world.interp.call(fn, (self_, *args), kwargs)))
+            return self.handed(self.outside(lambda: self._value(self.world.interp.call(fn, (self_, *args), kwargs))))
 
         NATIVE_CODE.add(id(shim.__code__))
         return shim
+
+    def _value(self, answer: Any) -> Any:
+        return concrete_within(answer) if self.world.answers_values else answer
 
     def _attribute(self) -> Callable[..., Any]:
         def attribute(self_: Any, name: str) -> Any:

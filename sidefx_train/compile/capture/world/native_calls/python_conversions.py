@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from sidefx_train.compile.capture.interpreter.generators import InterpretedGenerator
 from sidefx_train.compile.capture.interpreter.object_model import operators
 from sidefx_train.compile.capture.interpreter.object_model.attributes import is_static
+from sidefx_train.compile.capture.shadows.containers.traversal import attributes_of
 from sidefx_train.compile.capture.world.native_call_facts import inside
+from sidefx_train.compile.capture.world.native_calls.builtin_methods import concrete_within
 from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
@@ -55,6 +58,19 @@ def refuse_in_torch(world: CaptureContext, fn: Any, args: tuple[Any, ...]) -> No
         if any(type(getattr(cls, name, None)) is types.FunctionType for name in names):
             what = f"{trace_rules.describe(fn)} converts a {trace_rules.describe(cls)} by methods written in Python"
             world.heap.refuse("SFX111", what)
+
+
+def refuse_to_numpy(world: CaptureContext, fn: Any, args: tuple[Any, ...]) -> None:
+    """Refuses to give NumPy what it reads past the interpreter: a generator, of which it asks the class, and sequences
+    of libraries in Python (``UserList``) with symbolic numbers."""
+    for value in inside(args):
+        cls = type(value)
+        if cls is InterpretedGenerator and fn is not np.fromiter:
+            world.heap.refuse("SFX104", f"{trace_rules.describe(fn)} gets a generator of the step")
+        if is_static(cls) or type(getattr(cls, "__getitem__", None)) is not types.FunctionType:
+            continue
+        if is_library(cls.__module__) and concrete_within(held := attributes_of(value)) is not held:
+            world.heap.refuse("SFX104", f"{trace_rules.describe(fn)} reads numbers in a {trace_rules.describe(cls)}")
 
 
 def refuse_arrays(world: CaptureContext, fn: Any, args: tuple[Any, ...]) -> None:

@@ -1,0 +1,164 @@
+"""NumPy and ``json`` read numbers of the step out of containers of any class as the numbers that they are."""
+
+from __future__ import annotations
+
+import collections
+import json
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+import sidefx_train
+from tests.support.symbolic_numbers import shown
+
+pytestmark = pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarning")
+
+
+class Items(list):
+    pass
+
+
+class Led(list):
+    """A list whose iteration is written in Python."""
+
+    def __iter__(self):
+        return iter([1.0, *list.__iter__(self)])
+
+
+class Triple(NamedTuple):
+    a: float
+    b: float
+    c: float
+
+
+class Sequence:
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, index):
+        return self.items[index]
+
+
+HOLDERS = {
+    "deque": collections.deque,
+    "list subclass": Items,
+    "list with an iteration of its own": Led,
+    "named tuple": lambda items: Triple(*items),
+    "sequence in Python": Sequence,
+    "UserList": collections.UserList,
+    "nested": lambda items: [collections.deque(items), Triple(*items)],
+}
+
+
+def dot(held):
+    return (np.ones(3) * 0.1).dot(held) if len(list(held)) == 3 else None
+
+
+CALLS = [np.mean, np.max, np.std, np.exp, np.array, dot]
+
+
+def both(step, compiled, *args) -> None:
+    found, expected = compiled(*args), step(*args)
+    assert repr(shown(found)) == repr(shown(expected))
+    for one, other in zip(found, expected, strict=True):
+        assert type(one) is type(other)
+
+
+@pytest.mark.parametrize("hold", HOLDERS.values(), ids=HOLDERS.keys())
+def test_functions_of_numpy(hold):
+    """They compute in another order than Python, and their results are numbers of NumPy."""
+
+    def of_the_graph(x):
+        items = [(x * 0.3).sum().item(), (x * 0.7).sum().item(), x.mean().item()]
+        return tuple(call(hold(items)) for call in CALLS)
+
+    def from_outside(value):
+        return tuple(call(hold([value, value * 0.7, value + 0.1])) for call in CALLS)
+
+    captured = sidefx_train.compile(of_the_graph, backend="eager")
+    for call in range(2):
+        both(of_the_graph, captured, torch.ones(3) * 0.1 * (call + 1))
+    captured = sidefx_train.compile(from_outside, backend="eager")
+    for value in (0.3, 0.7, 1.1):
+        both(from_outside, captured, value)
+
+
+METRICS: dict[str, Any] = {
+    "ordered": lambda a, b: collections.OrderedDict(a=a, b=b),
+    "defaultdict": lambda a, b: collections.defaultdict(list, a=[a, b]),
+    "counter": lambda a, b: collections.Counter(a=a),
+    "tuples": lambda a, b: {"a": [Triple(a, b, a)]},
+}
+
+
+@pytest.mark.parametrize("metrics", METRICS.values(), ids=METRICS.keys())
+def test_json(metrics):
+    def step(x, value):
+        return json.dumps(metrics((x * 0.3).sum().item(), value)), json.dumps(metrics(value, value / 3))
+
+    captured = sidefx_train.compile(step, backend="eager")
+    for value in (0.3, 0.7, 1.1):
+        both(step, captured, torch.ones(3) * value, value)
+
+
+def test_operators_and_callbacks_of_numpy():
+    def step(x):
+        number = (x * 0.3).sum().item()
+        filled = np.empty(2, object)
+        filled[0], filled[1] = number, 0.1
+        scaled = np.vectorize(lambda each: each * number)(np.arange(3.0)).sum()
+        encoded = json.dumps({"a": Sequence(())}, default=lambda _: {"v": number})
+        return np.arange(3.0) @ [number, 0.1, 0.7], filled.sum(), scaled, encoded, np.ones(3)[[int(number)]].sum()
+
+    captured = sidefx_train.compile(step, backend="eager")
+    for call in range(2):
+        both(step, captured, torch.ones(3) * (call + 1) * 0.7)
+
+
+def test_lists_are_searched_by_their_own_methods():
+    def step(value):
+        held = Led([value, value * 2])
+        found = held.index(value * 2), held.count(1.0)
+        held.remove(value)
+        return (*found, list.copy(held))
+
+    captured = sidefx_train.compile(step, backend="eager")
+    for value in (3.0, 4.0, 5.0):
+        both(step, captured, value)
+
+
+def test_meter_of_a_window():
+    """The mean of a window is a number of NumPy from the first call on."""
+
+    def made():
+        window: collections.deque = collections.deque(maxlen=4)
+
+        def step(x):
+            window.append((x * 0.3).sum().item())
+            return np.mean(window), np.median(window)
+
+        return step
+
+    step, captured = made(), sidefx_train.compile(made(), backend="eager")
+    for call in range(10):
+        both(step, captured, torch.ones(3) * (call + 1))
+    assert len(captured.report().captures) <= 3
+
+
+def test_generator():
+    """Newer releases of NumPy raise, older ones add."""
+
+    def step(x):
+        number = x.sum().item()
+        try:
+            return (np.sum(each * number for each in range(3)),)
+        except TypeError as error:
+            return (str(error),)
+
+    captured = sidefx_train.compile(step, backend="eager")
+    both(step, captured, torch.ones(3))

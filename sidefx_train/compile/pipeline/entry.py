@@ -98,9 +98,10 @@ class Entry:
                     changes.texts.append(label)
                 elif type(found) in (int, float, tuple, slice):
                     changes.numbers.update(_changed(label, guard.value, found))
-            elif guard.kind == "length" and _is_longer(guard, found, args, kwargs):
-                changes.lists.append(label)
+            elif guard.kind == "length" and type(found) is int:
                 changes.numbers.add(f"{label}.__len__()")
+                if _is_longer(guard, found, args, kwargs):
+                    changes.lists.append(label)
         return changes
 
     def over(self, run: Callable[[list[Any]], Any]) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
@@ -121,9 +122,9 @@ def _below(source: Source | None, known: set[Source]) -> Source | None:
     return source
 
 
-def _is_longer(guard: Guard, found: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _is_longer(guard: Guard, found: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """True for more items than in the capture, except in a deque that stops growing before long."""
-    if type(found) is not int or found <= guard.value:
+    if found <= guard.value:
         return False
     held = guard.source.fetch(args, kwargs)
     return not (isinstance(held, deque) and held.maxlen is not None and held.maxlen <= _MOST_LENGTHS)

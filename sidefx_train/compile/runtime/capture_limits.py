@@ -13,6 +13,9 @@ from sidefx_train.errors import RecaptureLimitError
 _STOPS_PER_CAPTURE = 4
 """Failed captures allowed for each entry that ``recapture_limit`` allows."""
 
+_EXPLAINED = 32
+"""Number of calls beyond the limit for which the guard that fails is looked up: that takes longer than a small step."""
+
 _MAX_BACKEND_FAILURES = 2
 """Number of backend failures after which the step runs eagerly for good: each takes as long as a success."""
 
@@ -35,6 +38,7 @@ class CaptureLimits:
         self.stops: list[CaptureFailed] = []
         self.backend_failures = 0
         self._latest_backend_stop: CaptureFailed | None = None
+        self._explained: list[tuple[CaptureFailed, str]] = []
 
     @property
     def backend_stop(self) -> CaptureFailed | None:
@@ -56,6 +60,15 @@ class CaptureLimits:
         """Returns the failed capture that this call would repeat."""
         return next((stop for stop in self.stops if stop.holds is not None and stop.holds(*call)), None)
 
+    def known_limit(self) -> tuple[CaptureFailed, str] | None:
+        """Returns why the step must not be captured again, and the label of the value that kept changing, from earlier
+        calls; ``None`` if it may be, or if this call's guard failure is to be looked up."""
+        return self._explained[-1] if len(self._explained) >= _EXPLAINED and self._is_reached() else None
+
+    def _is_reached(self) -> bool:
+        limit = self._config.recapture_limit
+        return self._cache.captures >= limit or len(self.stops) >= _STOPS_PER_CAPTURE * limit
+
     def reached(self, missed: Missed | None) -> CaptureFailed | None:
         """Returns why the step must not be captured again; ``None`` if it may be.
 
@@ -65,8 +78,9 @@ class CaptureLimits:
         Raises:
             RecaptureLimitError: a limit is reached, and ``config.on_failure`` asks for an error.
         """
-        limit, captures = self._config.recapture_limit, self._cache.captures
-        if captures < limit and len(self.stops) < _STOPS_PER_CAPTURE * limit:
+        captures = self._cache.captures
+        if not self._is_reached():
+            self._explained.clear()
             return None
         if missed is not None:
             what = f"{missed.label} (was {missed.old}, is {missed.new})"
@@ -79,7 +93,9 @@ class CaptureLimits:
         location = missed.location if missed else None
         if self._config.on_failure == "raise":
             raise RecaptureLimitError("SFX203", reason, location)
-        return CaptureFailed("SFX203", reason, location, None)
+        stop = CaptureFailed("SFX203", reason, location, None)
+        self._explained.append((stop, label))
+        return stop
 
 
 def _ignore_drop(holder: Holder, label: str) -> None:

@@ -261,6 +261,9 @@ class CompiledStep:
         if given_up is not None:
             again = self._fallback.run_silently if in_background else self._fallback.run
             return again(given_up, call)
+        known_limit = self._limits.known_limit()
+        if known_limit is not None:
+            return self._fallback.run(known_limit[0], call, key=(known_limit[0].code, known_limit[1]))
         newest = self._cache.newest or next(iter(self._cache.entries), None)
         with compat.function_modes_taken():
             missed = None if newest is None else self._specialization.update_after(newest, call)

@@ -86,6 +86,14 @@ class Source:
             source = source.parent
         return source.kind != "const"
 
+    @property
+    def is_picked(self) -> bool:
+        """Returns True if the path leads through an item at a changing index: it may find another at every call."""
+        source: Source | None = self
+        while source is not None and source.kind != "picked":
+            source = source.parent
+        return source is not None
+
     def fetch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Evaluates the path now, without generated code (replays use generated code)."""
         if self.kind == "const":
@@ -171,7 +179,7 @@ class Pick:
 
     def __call__(self, items: Any, *numbers: Any) -> Any:
         """Returns the item, or a value that no guard accepts."""
-        if type(items) is not list or any(type(number) is not int for number in numbers):
+        if type(items) not in (list, deque) or any(type(number) is not int for number in numbers):
             return _ABSENT
         index = self._index(*numbers)
         return items[index] if -len(items) <= index < len(items) else _ABSENT

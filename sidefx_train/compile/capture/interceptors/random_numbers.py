@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import functools
 import random
+import types
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import ListRecord
 from sidefx_train.compile.common import interceptor_registry as registry
+from sidefx_train.compile.common import trace_rules
+from sidefx_train.compile.common.host_draws import is_generator
 from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
@@ -57,8 +63,34 @@ _CREATED = (
 )
 
 
+_MOST_ITEMS = 64
+"""Limit of items of an outside list to draw from; of a longer one, the items drawn are inputs of the next part."""
+
+
 def _draw(function: Callable[..., Any], world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return world.random_draws.call(function, args, kwargs) if args and not world.branching else ABSENT
+    if not args or world.branching:
+        return ABSENT
+    made = world.random_draws.call(function, args, kwargs)
+    return _left_to_python(world, function, args) if made is ABSENT else made
+
+
+def _left_to_python(world: TraceWorld, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Refuses the call of a method that would break inside, where it draws; else :data:`ABSENT`."""
+    if not world.specialization.host_draws and type(function) is types.FunctionType and is_generator(args[0]):
+        world.heap.refuse("SFX104", f"{trace_rules.describe(function)} gets a {type(args[0]).__qualname__}")
+    return ABSENT
+
+
+def _refuse_items_of_many(world: TraceWorld, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Refuses to draw items of a deque or of a long or growing list from outside, such as a replay buffer: every call
+    would find others."""
+    record = world.heap.record_of(args[1])
+    if not safe_isinstance(record, ListRecord) or record.filled or not is_generator(args[0]):
+        return
+    grows = record.appended or record.base.label in world.specialization.unbounded_lists
+    if grows or type(record.real) is deque or len(record.real) > _MOST_ITEMS:
+        what = f"{trace_rules.describe(function)} draws items of {record.base.label}, which differ at every call"
+        world.heap.refuse("SFX114", what)
 
 
 _METHODS: list[tuple[type, str]] = [(np.random.RandomState, name) for name in (*_OF_NUMPY, *_OF_LEGACY_NUMPY)]
@@ -109,6 +141,9 @@ def _shuffled(generator: Any, length: int) -> list[int]:
 @registry.intercept(random.Random.choice)
 def _choice(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Draws the index of the item, which decides what is captured."""
+    if len(args) == 2 and not world.branching:
+        _refuse_items_of_many(world, random.Random.choice, args)
+        _left_to_python(world, random.Random.choice, args)
     if len(args) != 2 or kwargs or world.branching or type(args[1]) not in (list, tuple, range, str):
         return ABSENT
     length = world.interp.call(len, (args[1],), {})
@@ -123,6 +158,11 @@ def _choice(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 @registry.intercept(random.Random.sample)
 def _sample(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Draws the places of the items: which they are does not matter to the generator."""
+    if kwargs.keys() == {"k"}:
+        args, kwargs = (*args, kwargs["k"]), {}
+    if len(args) == 3 and not world.branching:
+        _refuse_items_of_many(world, random.Random.sample, args)
+        _left_to_python(world, random.Random.sample, args)
     if len(args) != 3 or kwargs or world.branching or type(args[1]) not in (list, tuple, range):
         return ABSENT
     length = world.interp.call(len, (args[1],), {})
@@ -134,6 +174,22 @@ def _sample(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if type(places) is not list or args[1] == range(length):
         return places
     return [world.interp.getitem(args[1], place) for place in places]
+
+
+@registry.intercept(random.Random.choices)
+def _choices(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Draws the places of the items, like :func:`_sample`."""
+    if len(args) < 2 or world.branching:
+        return ABSENT
+    _refuse_items_of_many(world, random.Random.choices, args)
+    _left_to_python(world, random.Random.choices, args)
+    if type(args[1]) not in (list, tuple):
+        return ABSENT
+    length = world.interp.call(len, (args[1],), {})
+    if type(length) is not int or not length:
+        return ABSENT
+    places = world.random_draws.call(random.Random.choices, (args[0], range(length), *args[2:]), kwargs)
+    return [world.interp.getitem(args[1], place) for place in places] if type(places) is list else ABSENT
 
 
 _READING = (

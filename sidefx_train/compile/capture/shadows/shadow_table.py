@@ -390,6 +390,7 @@ class ShadowTable(ShadowTableAPI):
         if found is not None:
             return found
         symbolic = source.label in self.specialization.symbolic_numbers or (bool(name) and name in self.written_names())
+        symbolic = symbolic or source.is_picked
         if not symbolic and safe_isinstance(real, float):
             symbolic = self.below(source, self._symbolic_roots) or (self.is_part and source.from_arguments)
         if not symbolic or not math.isfinite(real):  # sympy has no NaN

@@ -107,7 +107,7 @@ class Operators:
             and record.shadow is first
             and type(args[1]) in (int, torch.SymInt)
         ):
-            item = record.from_end(args[1]) if type(args[1]) is int else record.at_changing(args[1])
+            item = record.at(args[1]) if type(args[1]) is int else record.at_changing(args[1])
             if item is not ABSENT:
                 return item
         if safe_isinstance(record, DictRecord) and record.shadow is first and record.plain:

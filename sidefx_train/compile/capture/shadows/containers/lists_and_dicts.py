@@ -53,12 +53,21 @@ class ListRecord(Record):
         base.clear(self.shadow)
         base.extend(self.shadow, self.snapshot)
 
-    def from_end(self, index: int) -> Any:
-        """Returns the item at a negative index without reading the others; :data:`ABSENT` if that is not possible."""
-        if self.filled or not self.plain or type(self.real) is not list or index >= 0:
+    def at(self, index: int) -> Any:
+        """Returns the item at an index without reading the others; :data:`ABSENT` if that is not possible, or if the
+        index counts from the start of a list that does not grow."""
+        if self.filled or not self.plain or type(self.real) not in (list, deque):
             return ABSENT
+        bound = self.real.maxlen if type(self.real) is deque else None
+        if index >= 0:
+            grows = self.shadow or self.base.label in self.heap.specialization.unbounded_lists
+            if not grows or index >= len(self.real) or (bound is not None and self.shadow):
+                return ABSENT
+            return self.heap.shadow(self.real[index], self.heap.sources.item(self.base, index))
         if -index <= len(self.shadow):
             return self.shadow[index]
+        if bound is not None and -index > bound:
+            return ABSENT
         outside = index + len(self.shadow)
         if -outside > len(self.real):
             return ABSENT
@@ -68,10 +77,18 @@ class ListRecord(Record):
         """Returns the item at an index that the step computes from changing numbers, without reading the others;
         :data:`ABSENT` if that is not possible.
 
-        Another call may find another item there: a list, a dict or a float, which is guarded as far as it is read.
+        Another call may find another item there, which is guarded as far as it is read: a container, a float or a
+        tensor, not an object that the step is captured for.
         """
-        if self.filled or not self.plain or type(self.real) is not list or self.shadow:
+        if self.filled or not self.plain or type(self.real) not in (list, deque):
             return ABSENT
+        if self.shadow:  # the step appended items, and a full deque has dropped others for them
+            before = self.heap.length(len(self.real), self._length_source)
+            appended = len(self.shadow)
+            if type(self.real) is deque and self.real.maxlen is not None:
+                index = index + torch.sym_max(before + appended - self.real.maxlen, 0)
+            if not 0 <= index < before:
+                return self.shadow[int(index - before)] if index >= before else ABSENT
         known = {compat.symbol_name(number): (source, real) for number, source, real in self.heap.numbers}
         names = compat.symbol_names(index)
         if not names or not all(name in known and type(known[name][1]) is int for name in names):
@@ -81,20 +98,26 @@ class ListRecord(Record):
         code = compat.python_source(index.node.expr)
         pick = Pick(code, {name: known[name][0] for name in names}, CONDITION_NAMES)
         found = pick(self.real, *(known[name][1] for name in names))
-        if type(found) not in (list, dict, float):
+        if type(found) not in (list, dict, tuple, float, torch.Tensor):
             return ABSENT
         source = self._picked.setdefault(pick.label, self.heap.sources.picked(self.base, pick))
         return self.heap.shadow(found, source)
 
     def length(self) -> Any:
-        """Returns the length, symbolic for an unbounded list; ``None`` if all items must be read for it."""
-        if self.filled or not self.plain or type(self.real) is not list:
+        """Returns the length, symbolic for one that changes; ``None`` if all items must be read for it."""
+        if self.filled or not self.plain or type(self.real) not in (list, deque):
             return None
-        source = self.heap.sources.call(self.heap.sources.slot(self.base, "__len__"))
+        source = self._length_source
         if self.shadow or source.label in self.heap.specialization.symbolic_numbers:
-            return self.heap.length(len(self.real), source) + len(self.shadow)
+            length = self.heap.length(len(self.real), source) + len(self.shadow)
+            bound = self.real.maxlen if type(self.real) is deque else None
+            return length if bound is None else torch.sym_min(length, bound)
         self.heap.guard("length", self.base, len(self.real))
         return len(self.real)
+
+    @property
+    def _length_source(self) -> Source:
+        return self.heap.sources.call(self.heap.sources.slot(self.base, "__len__"))
 
     @property
     def appended(self) -> list[Any]:

@@ -1,0 +1,142 @@
+"""Buffers of transitions that a step appends to and draws from: as long as they grow, and once they are full."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+import pytest
+import torch
+
+from tests.support.parity import Program, parity
+
+pytestmark = pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarning")
+
+
+class Buffer:
+    def __init__(self, limit):
+        self.items = deque(maxlen=limit)
+
+    def push(self, *item):
+        self.items.append(item)
+
+    def __len__(self):
+        return len(self.items)
+
+
+def transition(index):
+    numbers = torch.Generator().manual_seed(index)
+    return torch.randn(1, 4, generator=numbers), torch.randn(1, 1, generator=numbers)
+
+
+def program(draw, limit, smallest=4, items=Buffer):
+    """A step that returns early until the buffer holds enough; what it draws tells the state of the generator."""
+
+    def make() -> Program:
+        buffer = items(limit)
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+        generator = random.Random(0)
+
+        def step(x, y):
+            buffer.push(x, y)
+            if len(buffer) < smallest:
+                return None
+            drawn = draw(generator, buffer.items)
+            x, y = (torch.cat(each) for each in zip(*drawn, strict=True))
+            loss = (model(x) - y).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.item(), drawn[0]
+
+        return Program(step, transition, (model, optimizer, buffer.items))
+
+    return make
+
+
+DRAWS = {
+    "sample": lambda generator, items: generator.sample(items, k=2),
+    "choices": lambda generator, items: generator.choices(items, k=2),
+    "choice": lambda generator, items: [generator.choice(items)],
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_draws_run_natively_as_a_whole(name):
+    report = parity(program(DRAWS[name], limit=1000), steps=60, captures=None, whole=False)
+    assert len(report.captures) == 2, f"{report}"
+    assert [each.code for each in report.breaks] == ["SFX114"], f"{report}"
+    # The rest is captured once for each way in which the items drawn, the new one and the old result are the same.
+    assert report.graph_count <= 12 and report.parts[-1].fallback_count == 0, f"{report}"
+
+
+def test_length_of_a_deque():
+    """It is a number that changes until the deque is full."""
+
+    def make() -> Program:
+        recent: deque = deque(maxlen=9)
+
+        def step(x, y):
+            recent.append(x)
+            if len(recent) < 5:
+                return None
+            return x * len(recent), recent[-1] - recent[-3], len(recent) == recent.maxlen
+
+        return Program(step, transition, (recent,))
+
+    report = parity(make, steps=20, captures=None)
+    assert len(report.captures) <= 4, f"{report}"
+
+
+def at_random_place(generator, items):
+    return [items[generator.randrange(len(items))]]
+
+
+@pytest.mark.parametrize("limit", [None, 6], ids=["grows", "becomes full"])
+def test_item_at_a_place_that_is_drawn(limit):
+    report = parity(program(at_random_place, limit), steps=40, captures=None)
+    assert len(report.captures) <= 7, f"{report}"
+
+
+def test_what_others_do_to_the_buffer():
+    """The place that is drawn may have an item of another kind, or one that is there twice."""
+
+    def make() -> Program:
+        return program(lambda g, items: [items[g.randrange(len(items))] for _ in range(2)], 12, smallest=3)()
+
+    def between(program, index):
+        items = program.watch[2]
+        if index % 4 == 1 and len(items) > 3:
+            items[1] = items[2]
+        if index == 12:
+            items[0] = (items[0][0].double().float()[:, ::2].repeat(1, 2), items[0][1])
+        if index == 15:
+            items[2] = (items[2][0].clone().requires_grad_(), items[2][1])
+        if index == 18:
+            items.clear()
+        if index == 25:
+            items[0] = [*items[0]]
+        if index == 27:
+            items.rotate(2)
+
+    parity(make, steps=36, captures=None, between=between, whole=False)
+
+
+def test_written_items():
+    """A tensor that is drawn and changed in place is changed where the buffer holds it."""
+
+    def make() -> Program:
+        items = [torch.full((2,), float(each)) for each in range(5)]
+        generator = random.Random(0)
+
+        def step(x, y):
+            one, other = items[generator.randrange(5)], items[generator.randrange(5)]
+            one.add_(y.sum())
+            items.append(one * 2)
+            del items[0]
+            return one + other, one is other
+
+        return Program(step, transition, (items,))
+
+    parity(make, steps=30, captures=None, whole=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import deque
 
 import pytest
@@ -140,3 +141,29 @@ def test_another_bound_of_a_deque():
             program.watch[0].recent = deque([2], maxlen=2)
 
     parity(make, steps=5, captures=None, between=between)
+
+
+@pytest.mark.parametrize("limit", [None, 6])
+def test_statistics_of_a_history(limit):
+    """The functions of ``statistics`` run natively as a whole: interpreted, they would break inside."""
+
+    def make() -> Program:
+        history: deque = deque(maxlen=limit)
+
+        def step(x):
+            history.append(x.sum().item())
+            return x * statistics.fmean(history), statistics.median([*history][-5:])
+
+        return Program(step, batches((3,)), (history,))
+
+    report = parity(make, steps=25, captures=None, whole=False)
+    assert report.graph_count <= 12 and not report.fallbacks, f"{report}"
+
+
+def test_first_item_of_a_growing_list():
+    def step(x, log):
+        log.append(x.sum())
+        return x + log[0], log[1] - log[-1]
+
+    report = parity(program(step, start=[torch.ones(()), torch.zeros(())]), steps=20, captures=None)
+    assert len(report.captures) <= 2, f"{report}"

@@ -87,8 +87,7 @@ def _refuse_items_of_many(world: TraceWorld, function: Callable[..., Any], args:
     record = world.heap.record_of(args[1])
     if not safe_isinstance(record, ListRecord) or record.filled or not is_generator(args[0]):
         return
-    grows = record.appended or record.base.label in world.specialization.unbounded_lists
-    if grows or type(record.real) is deque or len(record.real) > _MOST_ITEMS:
+    if record.grows or type(record.real) is deque or len(record.real) > _MOST_ITEMS:
         what = f"{trace_rules.describe(function)} draws items of {record.base.label}, which differ at every call"
         world.heap.refuse("SFX114", what)
 

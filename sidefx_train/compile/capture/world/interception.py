@@ -18,6 +18,7 @@ import torch
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.object_model import formatting
+from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import ListRecord
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
 from sidefx_train.compile.capture.world.deferred import deferred_warnings
 from sidefx_train.compile.capture.world.deferred.argument_snapshot import deferred_string
@@ -29,6 +30,7 @@ from sidefx_train.compile.capture.world.native_call_facts import (
     HASHABLE,
     NO_OWNER,
     TORCH_DIR,
+    inside,
     joins,
 )
 from sidefx_train.compile.capture.world.native_calls import (
@@ -50,6 +52,8 @@ from sidefx_train.compile.common.type_checks import attribute_of, class_method_o
 
 _CALLED_BY_CLASS = frozenset({*compat.OPERATORS, torch.jit.ScriptFunction})
 """Classes of C whose instances are called by interceptors of the class, or natively."""
+_MOST_EXACT = 2
+"""Limit of changing numbers of which ``statistics`` is interpreted: it compares the exact fractions of each."""
 _WRAPPERS = (types.MethodWrapperType, types.WrapperDescriptorType)
 
 
@@ -68,6 +72,7 @@ class Interception:
             self._registered,
             self._drawn,
             self._on_changing_array,
+            self._in_statistics,
             self._python_function,
             self._weak_reference,
             self._number_or_text,
@@ -141,6 +146,24 @@ class Interception:
             record = self.heap.record_of(value) if type(value) is np.ndarray else None
             if safe_isinstance(record, ArrayRecord) and record.changes and is_library(fn.__module__ or ""):
                 record.fill()
+        return ABSENT
+
+    def _in_statistics(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Refuses to interpret a function of ``statistics`` of numbers that differ at every call, such as a history: it
+        runs natively as a whole."""
+        if type(fn) is not types.FunctionType or fn.__module__ != "statistics":
+            return ABSENT
+        for value in (*args, *kwargs.values()):
+            record = self.heap.record_of(value)
+            if not safe_isinstance(record, ListRecord):
+                continue
+            if record.grows:
+                what = f"{trace_rules.describe(fn)} reads {record.base.label}, which differs at every call"
+                self.heap.refuse("SFX114", what)
+            record.fill()
+        changing = [each for each in inside((args, kwargs)) if safe_isinstance(each, compat.SYMBOLS)]
+        if len(changing) > _MOST_EXACT or any(map(compat.is_unbacked, changing)):
+            self.heap.refuse("SFX106", f"{trace_rules.describe(fn)} of numbers that differ at every call")
         return ABSENT
 
     @transparent

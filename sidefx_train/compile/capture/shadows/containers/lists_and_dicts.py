@@ -60,8 +60,7 @@ class ListRecord(Record):
             return ABSENT
         bound = self.real.maxlen if type(self.real) is deque else None
         if index >= 0:
-            grows = self.shadow or self.base.label in self.heap.specialization.unbounded_lists
-            if not grows or index >= len(self.real) or (bound is not None and self.shadow):
+            if not self.grows or index >= len(self.real) or (bound is not None and self.shadow):
                 return ABSENT
             return self.heap.shadow(self.real[index], self.heap.sources.item(self.base, index))
         if -index <= len(self.shadow):
@@ -118,6 +117,11 @@ class ListRecord(Record):
     @property
     def _length_source(self) -> Source:
         return self.heap.sources.call(self.heap.sources.slot(self.base, "__len__"))
+
+    @property
+    def grows(self) -> bool:
+        """Returns True for an unread list that the step has appended to, or that became longer at every call."""
+        return not self.filled and bool(self.shadow or self.base.label in self.heap.specialization.unbounded_lists)
 
     @property
     def appended(self) -> list[Any]:

@@ -263,6 +263,8 @@ class CompiledStep:
             return again(given_up, call)
         known_limit = self._limits.known_limit()
         if known_limit is not None:
+            tries = self._limits.tries_entries(self._report.replays + self._hits)
+            self._replays = self._cache.holders if tries else []
             return self._fallback.run(known_limit[0], call, key=(known_limit[0].code, known_limit[1]))
         newest = self._cache.newest or next(iter(self._cache.entries), None)
         with compat.function_modes_taken():

@@ -188,7 +188,7 @@ def test_a_worker_that_fails_leaves_a_line_and_training_goes_on(where, empty_cac
 
 def test_a_graph_that_cannot_be_handed_over_is_compiled_by_a_thread(empty_cache, monkeypatch):
     """A recurrent layer is an operator written in Python; if C++ cannot call it, the graph is not one library."""
-    for module in (compat, compat.inductor.compile):
+    for module in (compat, compat.inductor.dispatched_calls):
         monkeypatch.setattr(module, "calls_dispatcher", lambda: False)
 
     def trained(**options):

@@ -5,7 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+import sidefx_train
 from sidefx_train.compile.pipeline.captured import CaptureFailed, StopGuard
 from sidefx_train.compile.pipeline.run_context import Call
 from sidefx_train.compile.runtime.capture_limits import CaptureLimits
@@ -67,3 +69,16 @@ def test_backend_failures():
     assert found.backend_stop is None
     found.add_backend_failure(stops[1])
     assert found.backend_stop is stops[1]
+
+
+def test_calls_beyond_the_limit_try_the_entries_seldom_and_still_find_them():
+    step = sidefx_train.compile(lambda x, word: x + len(word), backend="eager", recapture_limit=2, keep_slower=True)
+    x = torch.ones(2)
+    for i in range(120):
+        assert torch.equal(step(x, "w" * (i % 7) + str(i)), x + i % 7 + len(str(i)))
+    before = step.report().replays
+    for _ in range(130):
+        assert torch.equal(step(x, "0"), x + 1)
+    replayed = step.report().replays - before
+    assert 65 <= replayed < 130, "they were tried at the end of a pause, and after it each time"
+    assert step.report().calls == 250

@@ -446,7 +446,8 @@ def test_the_callback_does_not_keep_the_model(tmp_path):
     model = weakref.ref(fitted.module)
     callback.log = callback.log_dict = None  # Lightning gives every callback the model's methods
     del fitted
-    gc.collect()
+    while gc.collect():  # cycles through nodes of autograd take several
+        pass
     assert model() is None, "something holds the model after the fit"
     assert callback.report.replays == 12, str(callback.report)
 

@@ -64,11 +64,17 @@ def sidefx(workload: Workload) -> Step:
     return compile_step(ddp(workload), keep_slower=True)
 
 
+def sidefx_fsdp2(workload: Workload) -> Step:
+    """The step of :func:`fsdp2`, captured."""
+    return compile_step(fsdp2(workload), keep_slower=True)
+
+
 CONTENDERS: dict[str, Callable[[Workload], Step]] = {
     "eager": ddp,
     "torch.compile(ddp)": compiled_ddp,
     "fsdp2": fsdp2,
     "sidefx": sidefx,
+    "sidefx(fsdp2)": sidefx_fsdp2,
 }
 
 

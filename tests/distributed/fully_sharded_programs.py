@@ -459,9 +459,7 @@ PROGRAMS = {
     "validation": Program(by_block, validates, eager="left its parameters gathered"),
     "loss read between": Program(whole, reads_loss, eager="between a forward and the end of its backward"),
     "gathered early": Program(by_block, gathers_early, eager="unshard"),
-    "several modules in a group": Program(
-        grouped, eager="modules"
-    ),  # several, or "modules_set" if its order is unknown
+    "several modules in a group": Program(grouped, eager="several modules"),
     "replicated": Program(replicated, eager="replicates"),
     "hybrid": Program(hybrid),
     "tensor parallel": Program(tensor_parallel),

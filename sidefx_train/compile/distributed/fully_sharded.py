@@ -74,8 +74,6 @@ class _Group:
             self.refuse("this release of torch gathers parameters in another way")
         if get("device").type != "cpu":
             self.refuse("its parameters are not on the CPU")
-        if len(get("modules")) > 1:
-            self.refuse("several modules are sharded together")
         mesh = get("mesh_info")
         if type(mesh) not in names.meshes or get("shard_mesh_size", mesh) == 1:
             self.refuse("its mesh only replicates parameters, or has one process")
@@ -214,6 +212,10 @@ def _prepare_module(names: compat.FullyShardedNames, world: TraceWorld, args: An
     if world.interp.getattr(args[0], "_is_root") is None:
         reason = "a fully sharded module is prepared in its first forward; until then steps run eagerly"
         refuse_whole(NOT_FINAL, reason, world.locate())
+    record = world.heap.record_of(args[0])
+    if record is not None and any(len(state._modules) > 1 for state in record.real._state_ctx.all_states):
+        # Before their hooks run, which read a set of them: its order may be unknown, and that would be the reason.
+        refuse_whole(CODE, "several modules are sharded together: fully_shard reduces their gradients", world.locate())
 
 
 def _prepare_group(names: compat.FullyShardedNames, world: TraceWorld, args: Any, kwargs: Any) -> NoReturn:

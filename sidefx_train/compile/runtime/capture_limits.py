@@ -17,7 +17,7 @@ _EXPLAINED = 32
 """Number of calls beyond the limit for which the guard that fails is looked up: that takes longer than a small step."""
 
 _LONGEST_PAUSE = 64
-"""Largest number of calls beyond the limit that do not try the entries after a call that fits none of them."""
+"""Largest number of calls beyond the limit that do not try the entries, after calls that fit none of them."""
 
 _MAX_BACKEND_FAILURES = 2
 """Number of backend failures after which the step runs eagerly for good: each takes as long as a success."""
@@ -42,7 +42,7 @@ class CaptureLimits:
         self.backend_failures = 0
         self._latest_backend_stop: CaptureFailed | None = None
         self._explained: list[tuple[CaptureFailed, str]] = []
-        self._replays = self._misses = self._pause = 0
+        self._replays = self._misses = self._pause = self._paused = 0
 
     @property
     def backend_stop(self) -> CaptureFailed | None:
@@ -69,8 +69,8 @@ class CaptureLimits:
         calls; ``None`` if it may be, or if this call's guard failure is to be looked up."""
         return self._explained[-1] if len(self._explained) >= _EXPLAINED and self._is_reached() else None
 
-    def tries_entries(self, replays: int) -> bool:
-        """Returns True if the next call is to try the entries, after one beyond the limit that has not been replayed.
+    def begins_pause(self, replays: int) -> bool:
+        """Returns True if the next calls are not to try the entries, after one beyond the limit that fits none of them.
 
         The guards of all entries may take longer than a small step. So calls of which none is replayed try them more
         and more seldom.
@@ -80,13 +80,16 @@ class CaptureLimits:
         """
         if replays != self._replays:
             self._replays, self._misses, self._pause = replays, 0, 0
-        if self._pause > 0:
-            self._pause -= 1
-        else:
-            self._misses += 1
-            beyond = self._misses - _EXPLAINED
-            self._pause = 0 if beyond <= 0 else min(2**beyond, _LONGEST_PAUSE)
-        return self._pause == 0
+        self._misses += 1
+        if self._misses <= _EXPLAINED:
+            return False
+        self._pause = self._paused = min(2 * max(self._pause, 1), _LONGEST_PAUSE)
+        return True
+
+    def ends_pause(self) -> bool:
+        """Counts a call that has not tried the entries; returns True if the next one is to try them."""
+        self._paused -= 1
+        return self._paused <= 0
 
     def _is_reached(self) -> bool:
         limit = self._config.recapture_limit

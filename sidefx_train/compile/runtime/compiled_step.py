@@ -97,6 +97,7 @@ class CompiledStep:
             part_of = PartOf(name, Parts(self._make_part), report, set())
         self._name, self._parts, self._report, warned = part_of
         self._hits = 0
+        self._replays: list[Holder] = []
         config, report = self.config, self._report
         self._specialization = SpecializationState(config, self._is_part)
         self._batches = BatchPrefetch(config, report.prefetches, lambda: self._cache.entries)
@@ -244,6 +245,9 @@ class CompiledStep:
         if self._capturing:  # recursive call
             return self._fn(*args, **kwargs)
         self._report.calls += 1
+        tried = bool(self._replays)
+        if not tried and self._cache.holders and self._limits.ends_pause():
+            self._replays = self._cache.holders
         call = Call(args, kwargs)
         ambient_mode = compat.unsupported_ambient_mode(functions=self.config.warmup == "now")
         if ambient_mode is not None:
@@ -263,8 +267,8 @@ class CompiledStep:
             return again(given_up, call)
         known_limit = self._limits.known_limit()
         if known_limit is not None:
-            tries = self._limits.tries_entries(self._report.replays + self._hits)
-            self._replays = self._cache.holders if tries else []
+            if tried and self._limits.begins_pause(self._report.replays + self._hits):
+                self._replays = []
             return self._fallback.run(known_limit[0], call, key=(known_limit[0].code, known_limit[1]))
         newest = self._cache.newest or next(iter(self._cache.entries), None)
         with compat.function_modes_taken():

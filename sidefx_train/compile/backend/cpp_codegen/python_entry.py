@@ -4,6 +4,7 @@ It is a separate unit, so that the wrapper needs no Python headers, and is compi
 """
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.backend.cpp_codegen.wrapper_prelude import FAILURE
 
 _TYPES = """
 typedef void (*SidefxProduct)(const void*, int64_t, int64_t, const void*, int64_t, int64_t, const void*, void*,
@@ -20,10 +21,7 @@ ENTRY = r"""
 struct AtenTensorOpaque;
 typedef AtenTensorOpaque* AtenTensorHandle;
 @TYPES@
-struct SidefxFailure {  // as in wrapper_prelude.py
-    char text[1024];
-};
-
+@FAILURE@
 void inductor_entry_impl(AtenTensorHandle*, AtenTensorHandle*);
 extern "C" {
 extern const int64_t sidefx_outputs;
@@ -101,7 +99,7 @@ PyMODINIT_FUNC PyInit_sidefx_graph(void) {
     if (&sidefx_attention != nullptr) *next++ = {"bind_attention", sidefx_bind_attention, METH_O, nullptr};
     return PyModule_Create(&sidefx_module);
 }
-""".replace("@TYPES@", _TYPES)
+""".replace("@TYPES@", _TYPES).replace("@FAILURE@", FAILURE)
 
 OUTPUTS = """
 extern "C" {
@@ -351,11 +349,7 @@ def kernels_called(caller: str) -> str:
 
 _DISPATCH = """
 #include <@LISTS@>
-#ifndef SIDEFX_FAILURE
-struct SidefxFailure {
-    char text[1024];
-};
-#endif
+@FAILURE@
 static uint64_t sidefx_tensor(AtenTensorHandle tensor) {  // the dispatcher owns the handle
     AtenTensorHandle given = nullptr;
     AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(tensor, &given));
@@ -402,4 +396,5 @@ def dispatched_calls(caller: str) -> str:
         return ""
     reason = f"{compat.ERROR_FUNCTION}()" if compat.in_c_interface(compat.ERROR_FUNCTION) else '"the operator raised"'
     text = _DISPATCH.replace("@STRINGS@", _STRINGS if "sidefx_string(" in caller else "").replace("@REASON@", reason)
+    text = text.replace("@FAILURE@", FAILURE)
     return text.replace("@DISPATCH@", compat.DISPATCH_FUNCTION).replace("@LISTS@", compat.LISTS_HEADER)

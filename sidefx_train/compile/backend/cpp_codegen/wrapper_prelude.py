@@ -30,6 +30,16 @@ _NARROW = re.compile(r"\bat::(?:BFloat16|Half)\*")
 _KNOWN = {"py::gil_scoped_release_simple", "std::move", "std::array", "std::numeric_limits"}
 _DECLARATIONS = re.compile(r"(?m)^[ \t]*#include <torch/csrc/(?:inductor/aoti_torch|stable/c)/[^>\n]*>\n")
 
+FAILURE = """
+#ifndef SIDEFX_FAILURE
+#define SIDEFX_FAILURE
+struct SidefxFailure {
+    char text[1024];
+};
+#endif
+"""
+"""What a wrapper throws, and the Python entry point catches."""
+
 _PRELUDE = r"""
 #include <@TYPES@>
 
@@ -73,11 +83,7 @@ template <> struct numeric_limits<float> {
 #define INFINITY __builtin_inff()
 #define NAN __builtin_nanf("")
 
-#define SIDEFX_FAILURE
-struct SidefxFailure {  // as in python_entry.py
-    char text[1024];
-};
-
+@FAILURE@
 [[gnu::noinline, gnu::cold, noreturn]] static void sidefx_fail(const char* call) {
     SidefxFailure failure;
     __builtin_snprintf(failure.text, sizeof failure.text, "%s API call failed", call);
@@ -173,7 +179,7 @@ struct gil_scoped_release_simple {
     ~gil_scoped_release_simple() { PyEval_RestoreThread(state); }
 };
 }  // namespace py
-"""
+""".replace("@FAILURE@", FAILURE)
 
 
 def header_free_wrapper(caller: str) -> str | None:

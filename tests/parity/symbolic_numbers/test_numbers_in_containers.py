@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import json
+import operator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import sidefx_train
+from tests.support.parity import Program, parity
 from tests.support.symbolic_numbers import shown
 
 pytestmark = pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarning")
@@ -162,3 +164,55 @@ def test_generator():
 
     captured = sidefx_train.compile(step, backend="eager")
     both(step, captured, torch.ones(3))
+
+
+class _Deque(collections.deque):
+    pass
+
+
+class _Dict(dict):
+    pass
+
+
+@pytest.mark.parametrize("kind", [list, collections.deque, _Deque, dict, _Dict])
+def test_index_of_numpy(kind):
+    """A number that changes is stored at an index of NumPy, into a container with other such numbers."""
+
+    def make() -> Program:
+        pairs = issubclass(kind, dict)
+        held = kind({0: 0.5, 1: 1.5} if pairs else [0.5, 1.5])
+        places = np.array([1, 0])
+
+        def step(x):
+            total = held[0] + x.item()
+            made = kind({0: total} if pairs else [total, total])
+            made[np.int64(1)] = total * 2
+            for place, number in zip(places, (total, total * 3), strict=True):
+                held[place] = number
+            operator.setitem(held, np.int64(1), held[np.int32(1)] + 1)
+            made[2 if pairs else 0] = 0.0
+            del made[np.int64(0)]
+            return x + 1, made
+
+        return Program(step, lambda i: (torch.tensor(float(i)),), (held,))
+
+    report = parity(make, steps=8, captures=None)
+    assert len(report.captures) <= 3, f"{report}"
+
+
+@pytest.mark.parametrize("kind", [list, collections.deque])
+def test_c_code_that_gets_values_changes_a_container(kind):
+    """What C code of NumPy's numbers writes into a copy is not lost."""
+
+    def make() -> Program:
+        held = kind([0.5, 1.5])
+
+        def step(x):
+            held[0] = held[0] + x.item()
+            same = held
+            same *= np.int64(2)
+            return x + 1, held.pop(), held.pop()
+
+        return Program(step, lambda i: (torch.tensor(float(i)),), (held,))
+
+    parity(make, steps=5, captures=None, whole=False)

@@ -8,7 +8,7 @@ import operator
 import traceback
 import types
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -104,6 +104,10 @@ def _number_of_keys(fn: Any, args: tuple[Any, ...]) -> int:
 def _looks_up_key(fn: Any, args: tuple[Any, ...]) -> bool:
     """Returns True for ``in`` of a dict or set: its keys were prepared when they were stored."""
     return fn is operator.contains and type(args[0]) in HASHED
+
+
+def _items(held: Any) -> list[Any]:
+    return list((list if safe_isinstance(held, list) else deque).__iter__(held))
 
 
 def _owner(fn: Any) -> Any:
@@ -504,7 +508,7 @@ class Calls:
     def run_native(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs C code; passes the values of symbolic numbers if it accepts only Python's own."""
         if wants_values(fn, args):
-            return self._run_on_values(fn, *builtin_methods.concrete_within((args, kwargs)))
+            return self._on_copies(self._run_on_values, fn, args, kwargs)
         try:
             return self.guarded(fn, args, kwargs)
         except (TypeError, RuntimeError) as error:
@@ -520,7 +524,22 @@ class Calls:
             ):
                 raise
         self.world.last_error = None
-        return self.guarded(fn, *builtin_methods.concrete_within((args, kwargs)))
+        return self._on_copies(self.guarded, fn, args, kwargs)
+
+    def _on_copies(
+        self, run: Callable[..., Any], fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Runs C code on values of the symbolic numbers, for which containers are copied; refuses if it changes one."""
+        values, by_name = builtin_methods.concrete_within((args, kwargs))
+        pairs = zip((*args, *kwargs.values()), (*values, *by_name.values()), strict=True)
+        copies = [copy for given, copy in pairs if copy is not given and safe_isinstance(copy, (list, deque))]
+        before = [_items(copy) for copy in copies]
+        made = run(fn, values, by_name)
+        for copy, old in zip(copies, before, strict=True):
+            new = _items(copy)
+            if len(new) != len(old) or not all(map(operator.is_, new, old)):
+                self.heap.refuse("SFX111", f"{trace_rules.describe(fn)} changes a list of numbers that may change")
+        return made
 
     def _run_on_values(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs C code that gets values of the symbolic numbers that methods and callbacks return to it."""

@@ -48,7 +48,8 @@ def wants_values(fn: Any, args: tuple[Any, ...]) -> bool:
     if type(fn).__module__ == "_json" or _of_numpy(type(attribute_of(fn, "__self__"))):
         return True
     if attribute_of(fn, "__module__") == "_operator" or fn is divmod or fn is pow:
-        return any(_of_numpy(type(value)) for value in args[:2])
+        operands = args[:1] if any(fn is each for each in _AT_PLACE) else args[:2]  # a list may have an index of NumPy
+        return any(_of_numpy(type(value)) for value in operands)
     return _of_numpy(fn) or _of_numpy(attribute_of(fn, "__objclass__"))
 
 
@@ -105,7 +106,8 @@ def first_line(error: BaseException) -> str:
 DEFERRED_ARGUMENT = f"{DeferredValue.__name__} found"
 HASHING = (hash, set, frozenset)
 _HASH_TABLES: tuple[type, ...] = (dict, set, frozenset, type({}.keys()), type({}.items()))
-_AT_KEY = (operator.getitem, operator.setitem, operator.delitem, operator.contains)
+_AT_PLACE = (operator.getitem, operator.setitem, operator.delitem)
+_AT_KEY = (*_AT_PLACE, operator.contains)
 _ONE_KEY = frozenset({"add", "discard", "remove", "__contains__", "get", "setdefault", "pop", "__getitem__",
                       "__setitem__", "__delitem__", "move_to_end"})  # fmt: skip
 _MANY_KEYS = frozenset({"update", "union", "intersection", "difference", "symmetric_difference", "issubset",

@@ -141,7 +141,7 @@ class Operators:
                         if name == "getitem"
                         else self.world.calls.run_native(builtin_methods.OPERATORS[name], (view, ..., args[2]), {})
                     )
-            by_value = number_subclasses.needs_value(args) or (
+            by_value = (name not in _SUBSCRIPTS and number_subclasses.needs_value(args)) or (
                 name in _COMPARES and any(type(value) is torch.SymBool for value in args)
             )
             if by_value or operator_raises(self.world, name, args) or needs_values(self.world, name, args):
@@ -149,7 +149,7 @@ class Operators:
                 if found is not ABSENT:
                     return found
                 args = builtin_methods.concrete_within(args)
-            if not (name in ("getitem", "setitem") and safe_isinstance(first, (list, tuple))):
+            if not (name in ("getitem", "setitem") and safe_isinstance(first, (list, tuple, deque))):
                 return self.world.calls.run_native(builtin_methods.OPERATORS[name], args, {})
         for value in args:
             array = self.heap.by_shadow.get(id(value))

@@ -118,3 +118,61 @@ def test_numbers_that_exist_only_when_the_graph_runs(name: str, backend: Any, us
             assert torch.equal(a, b) and type(got) is type(want)
             assert got == pytest.approx(want, rel=1e-6) if isinstance(want, float) else got == want, (filling, n)
     assert compiled.report().replays
+
+
+def _norms(t):
+    total = 0.0
+    for each in t:
+        total += each.norm().item() ** 2
+    return total**0.5
+
+
+def _written(t):
+    norm = t.norm()
+    norm.view(1).sub_(100.0)
+    return norm.item() ** 0.5
+
+
+BOUNDED = {
+    "square": (lambda t: t[0].item() ** 2, True),
+    "square of a power": (lambda t: (t[0].item() ** 2) ** 3, True),
+    "power that may overflow": (lambda t: t[0].item() ** 9, False),
+    "square of a double": (lambda t: t.double()[0].item() ** 2, False),
+    "root of squares": (_norms, True),
+    "root of a number that may be negative": (lambda t: t[0].item() ** 0.5, False),
+    "root of what was written": (_written, False),
+    "sqrt": (lambda t: math.sqrt(t.square().mean().item() + t.abs().sum().item()), True),
+    "sqrt of an error": (lambda t: math.sqrt(torch.nn.functional.mse_loss(t, t * 2).item()), True),
+    "divisor": (lambda t: 3 / (t.norm().item() + 1e-6) / (t[0].item() ** 2 + 1), True),
+    "divisor that may be zero": (lambda t: 3 / t.norm().item(), False),
+    "log": (lambda t: math.log(t.exp().sum().item() + 1e-3), True),
+    "largest": (lambda t: max(each.item() for each in t) - min([each.item() for each in t]), True),
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("name", BOUNDED)
+@pytest.mark.covering(1)
+def test_bounds_of_numbers_of_the_graph(name: str, backend: Any) -> None:
+    """Arithmetic that cannot raise, whatever the graph computes, needs no break."""
+    operation, whole = BOUNDED[name]
+
+    def step(t):
+        try:
+            return t + 1, operation(t)
+        except (ArithmeticError, ValueError, TypeError) as error:
+            return t, f"{type(error).__name__}: {error}"
+
+    compiled = sidefx_train.compile(step, backend=backend)
+    tensors = [[1.5, -2.0, 0.25], [-3.0, 1.0, 2.0], [0.0, 0.0, 0.0], [3e38, -3e38, 1.0], [1e-40, 0.0, -0.0]]
+    for values in (*tensors, [math.inf, 1.0, 2.0], [1.0, math.nan, 2.0], [math.nan, 1.0, -math.inf], tensors[0]):
+        t = torch.tensor(values)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SideFXWarning)
+            (a, want), (b, got) = step(t), compiled(t)
+        assert torch.equal(a.nan_to_num(7), b.nan_to_num(7)) and type(got) is type(want), (want, got)
+        exact = backend != "inductor" or not isinstance(want, float)
+        assert repr(got) == repr(want) if exact else got == pytest.approx(want, rel=1e-6, nan_ok=True), values
+    report = compiled.report()
+    assert not (whole and (report.breaks or report.fallback_count)), f"{report}"
+    assert whole or report.breaks, f"{report}"

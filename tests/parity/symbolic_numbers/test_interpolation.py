@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -77,6 +79,22 @@ def test_size_that_depends_on_data():
         x = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(n))
         for wanted, made in zip(step(x, torch.tensor([2, n])), captured(x, torch.tensor([2, n])), strict=True):
             assert torch.equal(wanted, made) and wanted.stride() == made.stride()
+    assert len(captured.report().captures) == 1 and not captured.report().breaks
+
+
+@pytest.mark.parametrize("options", [OPTIONS[0], OPTIONS[5], OPTIONS[-1]])
+def test_crop_at_a_random_place(options):
+    """Its sizes are plain numbers, its place in memory is not."""
+
+    def step(x, generator):
+        top, left = generator.randint(0, 3), generator.randint(0, 3)
+        return F.interpolate(x[..., top : top + 5, left : left + 6], **options)
+
+    captured = sidefx_train.compile(step, backend="eager")
+    for n in range(6):
+        x = torch.randn(2, 3, 9, 9, generator=torch.Generator().manual_seed(n))
+        wanted, made = step(x, random.Random(n)), captured(x, random.Random(n))
+        assert torch.equal(wanted, made) and wanted.stride() == made.stride()
     assert len(captured.report().captures) == 1 and not captured.report().breaks
 
 

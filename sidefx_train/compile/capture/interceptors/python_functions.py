@@ -54,14 +54,14 @@ def _choose_symbolically(fn: Any, symbolic: Callable[[Any, Any], Any]) -> None:
         if any(map(compat.numpy_class, args)):  # the result keeps the class of one of them
             return world.computed_numbers.call(fn, args, kwargs)
         changing = [value for value in args if safe_isinstance(value, compat.SYMBOLS)]
-        in_graph = len(args) == 2 and any(map(compat.is_unbacked, changing))
+        in_graph = any(map(compat.is_unbacked, changing))
         if not changing or not (in_graph or _of_numbers(world, changing)):
             return ABSENT
         kinds = {world.type_of(value) for value in args}
         if len(kinds) != 1 or bool in kinds:
             return ABSENT
         if in_graph:
-            return symbolic(*args)
+            return functools.reduce(symbolic, args)
         if not all(math.isfinite(value) for value in args if type(value) is float):  # sympy has no NaN
             return ABSENT
         floats = [number for number in _inputs(world, changing) if type(number) is torch.SymFloat]

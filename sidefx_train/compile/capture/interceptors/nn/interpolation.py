@@ -1,4 +1,4 @@
-"""``F.interpolate`` of tensors of symbolic sizes.
+"""``F.interpolate`` of tensors of symbolic sizes, strides or offsets.
 
 torch's C++ function asks for plain sizes. The operators that it calls accept symbolic ones.
 """
@@ -55,7 +55,8 @@ def _interpolate(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any
     if not safe_isinstance(x, compat.FakeTensor) or x.device.type != "cpu" or not 3 <= x.dim() <= 5:
         return ABSENT
     sizes, factors = _spread(size, x.dim() - 2), _spread(factor, x.dim() - 2)
-    if not any(safe_isinstance(each, torch.SymInt) for each in (*x.shape, *(sizes or ()))):
+    layout = (*x.shape, *x.stride(), x.storage_offset())  # a crop at a random place has plain sizes
+    if not any(safe_isinstance(each, torch.SymInt) for each in (*layout, *(sizes or ()))):
         return ABSENT
     known = type(mode) is str and type(antialias) is bool
     operator = _OPERATORS.get((x.dim() - 2, mode, antialias)) if known else None

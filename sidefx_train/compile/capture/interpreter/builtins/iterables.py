@@ -304,6 +304,8 @@ def _extreme(fn: Any, better: str) -> None:
         key = kwargs.get("key")
         if not items:
             return interp.native(fn, ((),), {k: v for k, v in kwargs.items() if k == "default"})
+        if key is None and len(args) == 1 and len(items) > 1:  # as of arguments, which the world may answer
+            return interp.call(fn, tuple(items), {})
         best: Any = ABSENT
         best_key: Any = ABSENT
         for item in items:

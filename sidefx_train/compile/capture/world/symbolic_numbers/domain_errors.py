@@ -2,19 +2,20 @@
 
 A replay computes only the results that are used: a division by zero would be missed if its result is unused, and found
 late otherwise. So each operation that may raise first tests its operands, which adds a guard to the entry; if it does
-raise, it runs on the numbers' values. If the number exists only when the graph runs, the capture breaks at the
-operation.
+raise, it runs on the numbers' values. If the number exists only when the graph runs, and its bounds do not decide, the
+capture breaks at the operation.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.world.symbolic_numbers.number_bounds import decided, power_overflows
 from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
@@ -66,8 +67,17 @@ def needs_values(world: CaptureContext, name: str, args: tuple[Any, ...]) -> boo
     ):
         return False
     if name in _POWERS:  # undefined for a negative float
+        if safe_isinstance(args[0], _SYMBOLIC) and compat.is_unbacked(args[0]):
+            _check_power(world, *args)
+            return False
         return not _asked(world, args[0] >= 0)
     return name in ("floordiv", "ifloordiv")
+
+
+def _check_power(world: CaptureContext, base: Any, exponent: Any) -> None:
+    """Refuses a power of a number that only the graph knows if it may raise an error, or be complex."""
+    if power_overflows(world.tracer, base, exponent) or (exponent % 1 != 0 and not _asked(world, base >= 0)):
+        _refuse(world)
 
 
 def function_raises(world: CaptureContext, fn: Any, args: tuple[Any, ...]) -> bool:
@@ -105,7 +115,14 @@ def _asked(world: CaptureContext, condition: Any, unknown: bool = False) -> bool
         return bool(condition)
     if not compat.is_unbacked(condition):
         return bool(world.truth(condition))
+    known = decided(world.tracer, condition)
+    if known is not None:
+        return known
     frame = world.interp.current_frame
     if frame is not None and world.heap.trusts(frame.globals):
         return unknown
+    _refuse(world)
+
+
+def _refuse(world: CaptureContext) -> NoReturn:
     world.heap.refuse("SFX101", "does arithmetic that may raise, with a value that exists only when the graph runs")

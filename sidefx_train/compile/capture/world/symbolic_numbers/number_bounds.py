@@ -1,0 +1,227 @@
+"""Bounds of numbers that only the graph knows: they decide whether arithmetic with these can raise.
+
+``norm.item() ** 2`` of a ``float32`` tensor cannot overflow, and ``norm.item() + 1e-6`` is not zero. Every number may
+also be NaN, with which no operation here raises.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import fx
+
+from sidefx_train import torch_compat as compat
+from sidefx_train.compile.common.type_checks import safe_isinstance
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.recording.tracer import GraphTracer
+
+aten = torch.ops.aten
+
+_MOST = torch.finfo(torch.float64).max
+_MOST_EXACT = 2**53
+"""Integers up to this bound are exact as floats."""
+
+_NOT_NEGATIVE = frozenset(
+    (aten.linalg_vector_norm, aten.norm, aten.abs, aten.exp, aten.sqrt, aten.relu, aten.mse_loss, aten.l1_loss)
+    + (aten.smooth_l1_loss, aten.huber_loss, aten.var, aten.std, aten.sigmoid)
+)
+"""Operators whose results are at least zero, or NaN."""
+
+_OF_ITEMS = frozenset({aten.mean, aten.sum, aten.amax, aten.amin, aten.max, aten.min, aten.detach, aten.alias})
+"""Operators whose results are at least zero if those of their input are."""
+
+
+class Bounds(NamedTuple):
+    """Where a number lies if it is not NaN.
+
+    Attributes:
+        low: lower bound, perhaps infinite.
+        high: upper bound, perhaps infinite.
+        largest: bound of the absolute value if it is finite.
+    """
+
+    low: float
+    high: float
+    largest: float
+
+
+_UNKNOWN = Bounds(-math.inf, math.inf, _MOST)
+
+
+def decided(tracer: GraphTracer, condition: Any) -> bool | None:
+    """Returns the truth of a comparison of numbers that holds whatever the graph computes; ``None`` if there is none.
+
+    NaN is taken for a number within its bounds: no operation raises an error for it.
+    """
+    if not tracer.has_node(condition):
+        return None
+    node = tracer.node_of(condition)
+    asked = _DECIDED.get(node.target)  # type: ignore[arg-type]
+    if asked is None or len(node.args) != 2:
+        return None
+    known: dict[fx.Node, Bounds] = {}
+    return asked(*(_of(side, known) for side in node.args))
+
+
+def power_overflows(tracer: GraphTracer, base: Any, exponent: Any) -> bool:
+    """Returns True if a power of a number of the graph may be too large for a float: Python raises an error then."""
+    if type(exponent) not in (int, float) or exponent < 0 or not tracer.has_node(base):
+        return True
+    largest = _of(tracer.node_of(base), {}).largest
+    return largest > 1 and math.log2(largest) * exponent >= 1023
+
+
+def _of(number: Any, known: dict[fx.Node, Bounds]) -> Bounds:
+    if not safe_isinstance(number, fx.Node):
+        return _of_constant(number)
+    if number not in known:
+        known[number] = _UNKNOWN if number.op == "placeholder" else _computed(number, known)
+    return known[number]
+
+
+def _of_constant(number: Any) -> Bounds:
+    if type(number) not in (int, float) or (type(number) is int and abs(number) > _MOST_EXACT):
+        return _UNKNOWN
+    value = float(number)
+    return _UNKNOWN if math.isnan(value) else Bounds(value, value, abs(value) if math.isfinite(value) else 0.0)
+
+
+def _computed(node: fx.Node, known: dict[fx.Node, Bounds]) -> Bounds:
+    if node.target is aten._local_scalar_dense.default:
+        return _of_item(node.args[0])  # type: ignore[arg-type]
+    rule = _RULES.get(node.target)  # type: ignore[arg-type]
+    return _UNKNOWN if rule is None or node.kwargs else rule(*(_of(arg, known) for arg in node.args))
+
+
+def _of_item(tensor: fx.Node) -> Bounds:
+    value = tensor.meta["val"]
+    low = 0.0 if _is_not_negative(tensor) else -math.inf
+    if not value.dtype.is_floating_point:
+        return Bounds(low, math.inf, _MOST)
+    return Bounds(low, math.inf, float(torch.finfo(value.dtype).max))
+
+
+def _is_not_negative(node: fx.Node) -> bool:
+    """Returns True if no element of a tensor is negative, and nothing writes to it."""
+    packet = getattr(node.target, "overloadpacket", None)
+    if any(_writes(user) for user in node.users):
+        return False
+    if packet in _NOT_NEGATIVE:
+        return True
+    if packet is aten.pow and type(node.args[1]) is int and node.args[1] % 2 == 0:
+        return True
+    inputs = node.all_input_nodes
+    return packet in _OF_ITEMS and len(inputs) == 1 and _is_not_negative(inputs[0])
+
+
+def _writes(user: fx.Node) -> bool:
+    """Returns True for an operator that writes to a tensor, or returns a view through which one could."""
+    schema = getattr(user.target, "_schema", None)
+    if schema is None:
+        return False
+    if any(argument.alias_info is not None for argument in schema.arguments):
+        return user.target is not aten.detach.default or any(map(_writes, user.users))
+    return False
+
+
+def _sum(a: Bounds, b: Bounds) -> Bounds:
+    return Bounds(_least(a.low + b.low), _most(a.high + b.high), min(a.largest + b.largest, _MOST))
+
+
+def _difference(a: Bounds, b: Bounds) -> Bounds:
+    return _sum(a, _negative(b))
+
+
+def _negative(a: Bounds) -> Bounds:
+    return Bounds(-a.high, -a.low, a.largest)
+
+
+def _product(a: Bounds, b: Bounds) -> Bounds:
+    largest = min(a.largest * b.largest, _MOST)
+    if a.low >= 0 and b.low >= 0:
+        return Bounds(_least(a.low * b.low, 0.0), math.inf, largest)
+    return Bounds(-math.inf, math.inf, largest)
+
+
+def _quotient(a: Bounds, b: Bounds) -> Bounds:
+    if b.low <= 0:
+        return _UNKNOWN
+    return Bounds(0.0 if a.low >= 0 else -math.inf, math.inf, min(max(a.largest / b.low, a.largest), _MOST))
+
+
+def _absolute(a: Bounds) -> Bounds:
+    return Bounds(max(a.low, -a.high, 0.0), max(a.high, -a.low), a.largest)
+
+
+def _power(a: Bounds, b: Bounds) -> Bounds:
+    exponent = b.low
+    if b.low != b.high or exponent < 0 or not math.isfinite(exponent):
+        return _UNKNOWN
+    largest = _MOST if a.largest > 1 and math.log2(a.largest) * exponent >= 1023 else max(a.largest, 1.0) ** exponent
+    even = exponent % 2 == 0
+    return Bounds(0.0 if even or a.low >= 0 else -math.inf, math.inf, largest)
+
+
+def _root(a: Bounds) -> Bounds:
+    return Bounds(0.0, math.inf, max(math.sqrt(a.largest), 1.0))
+
+
+def _same(a: Bounds) -> Bounds:
+    return a
+
+
+def _larger(a: Bounds, b: Bounds) -> Bounds:
+    return Bounds(max(a.low, b.low), max(a.high, b.high), max(a.largest, b.largest))
+
+
+def _smaller(a: Bounds, b: Bounds) -> Bounds:
+    return Bounds(min(a.low, b.low), min(a.high, b.high), max(a.largest, b.largest))
+
+
+def _least(value: float, unknown: float = -math.inf) -> float:
+    return unknown if math.isnan(value) else value
+
+
+def _most(value: float) -> float:
+    return math.inf if math.isnan(value) else value
+
+
+_RULES: dict[Any, Callable[..., Bounds]] = {
+    operator.add: _sum,
+    operator.sub: _difference,
+    operator.mul: _product,
+    operator.truediv: _quotient,
+    operator.neg: _negative,
+    operator.abs: _absolute,
+    operator.pow: _power,
+    torch.sym_float: _same,
+    torch.sym_max: _larger,
+    torch.sym_min: _smaller,
+    compat.SYMBOLIC_MATH[math.sqrt]: _root,
+}
+
+
+def _equal(a: Bounds, b: Bounds) -> bool | None:
+    return False if a.low > b.high or a.high < b.low else None
+
+
+def _less(a: Bounds, b: Bounds) -> bool | None:
+    return True if a.high < b.low else False if a.low >= b.high else None
+
+
+def _at_most(a: Bounds, b: Bounds) -> bool | None:
+    return True if a.high <= b.low else False if a.low > b.high else None
+
+
+_DECIDED: dict[Any, Callable[[Bounds, Bounds], bool | None]] = {
+    operator.eq: _equal,
+    operator.lt: _less,
+    operator.le: _at_most,
+    operator.gt: lambda a, b: _less(b, a),
+    operator.ge: lambda a, b: _at_most(b, a),
+}

@@ -46,6 +46,18 @@ class Fetched(NamedTuple):
     kind: type
 
 
+class Joined(NamedTuple):
+    """The numbers of an outside list or deque with those that the step has appended, as an argument of an early call.
+
+    Attributes:
+        held: the list.
+        appended: plain numbers, and what stands for others.
+    """
+
+    held: Fetched
+    appended: tuple[Any, ...]
+
+
 class Computed(NamedTuple):
     """A number that depends on outside values, as an argument of a draw.
 
@@ -207,6 +219,15 @@ def copy_of(generator: Any) -> Any:
 _LITERALS = frozenset({int, float, bool, str, bytes, type(None)})
 
 
+def joined(held: Any, appended: list[Any]) -> list[Any]:
+    """Returns the items of a list or deque of numbers after others were appended."""
+    items = [*held, *appended]
+    if not {*map(type, items)} <= {int, float}:
+        raise _Changed
+    bound = None if type(held) is list else held.maxlen
+    return items if bound is None else items[max(0, len(items) - bound) :]
+
+
 def _is_input(value: Any) -> bool:
     """Returns False for a number that no graph takes, and for a list with one."""
     if isinstance(value, list):
@@ -259,6 +280,8 @@ class _Run:
             return self.values[value.position]
         if kind is Fetched or kind is Computed:
             return self._outside(value)
+        if kind is Joined:
+            return joined(self._outside(value.held), self._each(value.appended))
         return kind(map(self._value, value)) if kind is tuple or kind is list else value
 
     def _outside(self, wanted: Fetched | Computed) -> Any:

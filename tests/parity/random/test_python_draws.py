@@ -286,6 +286,23 @@ def test_under_inductor_with_its_comparisons():
     parity(stacked(coin(random.random)), steps=6, captures=2, backend="inductor", between=between, keep_slower=False)
 
 
+def _normalized(x):
+    noise = np.random.randn(4)
+    view, total = noise[1:], noise.sum()
+    noise -= noise.mean()
+    view *= 2
+    noise[noise < 0] = 0.5
+    noise[np.random.randint(4)] += 1
+    return x + torch.from_numpy(noise) * total, noise
+
+
+def _written_after_a_tensor(x):
+    noise = np.random.randn(4)
+    before = torch.from_numpy(noise) * 1
+    noise *= 2
+    return x + before + torch.from_numpy(noise)
+
+
 ARRAYS = {
     "noise": lambda x: x + torch.from_numpy(np.random.randn(3, 4).astype("float32")) * 0.1,
     "scaled": lambda x: x + torch.from_numpy(np.random.uniform(size=(3, 4)) * 2 - 1).float(),
@@ -306,8 +323,11 @@ ARRAYS = {
     "weighted": lambda x: x[:, np.random.choice(4, 2, p=np.array([0.1, 0.2, 0.3, 0.4]))],
     "in_place": lambda x: x + torch.from_numpy(np.random.rand(12).reshape(3, 4)).mul_(2),
     "index_select": lambda x: x.index_select(0, torch.tensor(random.sample(range(3), 2))),
+    "written": lambda x: _normalized(x)[0],
+    "written and returned": lambda x: x + torch.from_numpy(_normalized(x)[1]),
 }
 READ = {
+    "written after a tensor": _written_after_a_tensor,
     "tables": lambda x: x[np.random.randint(0, 3, (2, 2))],
     "filled": lambda x: x + torch.from_numpy(np.put(noise := np.random.randn(4), [0], 1.0) or noise).float(),
 }

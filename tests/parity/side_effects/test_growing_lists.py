@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
+import numpy as np
 import pytest
 import torch
 
@@ -167,3 +168,78 @@ def test_first_item_of_a_growing_list():
 
     report = parity(program(step, start=[torch.ones(()), torch.zeros(())]), steps=20, captures=None)
     assert len(report.captures) <= 2, f"{report}"
+
+
+def _scaled(x, log):
+    return x * float(np.mean(log)) / (np.std(log) + 1.0)
+
+
+def _average(x, log):
+    return x * (sum(log) / len(log)) + max(log) - min(log)
+
+
+def _after_append(x, log):
+    log.append(x.shape[0] * 0.5)
+    return x * float(np.median(log)) + statistics.mean(log)
+
+
+def _as_tensors(x, log):
+    return x + torch.tensor(log).mean() + torch.from_numpy(np.array(log)).sum()
+
+
+def _prioritized(x, log):
+    chances = np.array(log) ** 0.6
+    chances /= chances.sum()
+    places = np.random.RandomState(0).choice(len(log), 2, p=chances)
+    return x * torch.as_tensor((len(log) * chances[places]) ** -0.4)[:1]
+
+
+def _decides(x, log):
+    return x * 2 if np.mean(log) > 12 else x * 3
+
+
+@pytest.mark.parametrize("bound", [None, 7])
+@pytest.mark.parametrize("use", [_scaled, _average, _after_append, _as_tensors, _prioritized, _decides])
+@pytest.mark.every(2)
+def test_functions_of_a_history_are_computed_before_the_graph(use, bound):
+    """What they return is an input, however long the list is and whatever it holds; nothing of it is guarded."""
+
+    def make() -> Program:
+        log = [1.0] if bound is None else deque([1.0], maxlen=bound)
+
+        def step(x):
+            found = use(x, log)
+            log.append(x.sum().item())
+            return found
+
+        return Program(step, lambda i: (torch.rand(3, generator=torch.Generator().manual_seed(i)) + i,), (log,))
+
+    def between(program, index):
+        if index == 14:
+            program.watch[0].append(7)
+        if index == 15:
+            program.watch[0].pop()
+
+    report = parity(make, steps=25, captures=None, between=between, whole=False)
+    assert len(report.captures) <= 5 and not report.breaks, f"{report}"
+
+
+@pytest.mark.parametrize("read", [slice(-4, None), slice(None, 4), slice(-6, None)])
+def test_part_of_a_growing_list(read):
+    def step(x, log):
+        recent = log[read]
+        log.append(x * 2)
+        return torch.stack([*recent, x]).mean(0), sum(log[read])
+
+    report = parity(program(step), steps=20, captures=None)
+    assert len(report.captures) <= 9, f"{report}"
+
+
+def test_shape_of_an_array_of_a_growing_list():
+    def step(x, log):
+        found = np.array(log)
+        log.append(x.sum().item())
+        return x * found.shape[0] + len(found)
+
+    report = parity(program(step, start=[1.0]), steps=20, captures=None, whole=False)
+    assert len(report.captures) <= 9, f"{report}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import statistics
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,8 @@ def _choose_symbolically(fn: Any, symbolic: Callable[[Any, Any], Any]) -> None:
 
     @registry.intercept(fn)
     def choose(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if len(args) == 1:
+            return world.random_draws.of_history(fn, args, kwargs)
         if len(args) < 2 or kwargs or not all(safe_isinstance(value, (*compat.SYMBOLS, int, float)) for value in args):
             return ABSENT
         if any(map(compat.numpy_class, args)):  # the result keeps the class of one of them
@@ -83,6 +86,17 @@ def _inputs(world: TraceWorld, values: list[Any]) -> list[Any]:
 
 _choose_symbolically(max, torch.sym_max)
 _choose_symbolically(min, torch.sym_min)
+
+
+@registry.intercept(sum)
+def _sum(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return world.random_draws.of_history(sum, args, kwargs)
+
+
+for _function in (statistics.mean, statistics.fmean, statistics.median, statistics.stdev, statistics.pstdev):
+    registry.intercept(_function)(
+        lambda world, args, kwargs, fn=_function: world.random_draws.of_history(fn, args, kwargs)
+    )
 
 
 @registry.intercept(sys._getframe)

@@ -56,6 +56,13 @@ def of_numbers(world: TraceWorld, data: Any, dtype: torch.dtype | None, device: 
             return world.interp.call(
                 torch.tensor, (array,), {"dtype": dtype, "device": device, "requires_grad": requires_grad}
             )
+    if world.random_draws.is_history(data):
+        array = world.random_draws.derived(np.array, (data,), {})
+        if type(array) is np.ndarray:
+            if dtype is None:
+                dtype = torch.int64 if array.dtype.kind == "i" else torch.get_default_dtype()
+            given = {"dtype": dtype, "device": device or torch.get_default_device(), "requires_grad": requires_grad}
+            return world.interp.call(torch.tensor, (array,), given)
     if type(data) in (list, tuple):
         world.touch(data)
     numbers: list[Any] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -9,10 +10,11 @@ import numpy as np
 import torch
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import ListRecord
 from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
 from sidefx_train.compile.capture.world.symbolic_numbers.program_writer import ProgramWriter
-from sidefx_train.compile.common.host_draws import Computed, Drawn, Fetched
+from sidefx_train.compile.common.host_draws import Computed, Drawn, Fetched, Joined, joined
 from sidefx_train.compile.common.host_programs import HostProgram
 from sidefx_train.compile.common.type_checks import safe_isinstance
 
@@ -67,7 +69,7 @@ class Arguments:
         """Notes that the arrays were read, but those of which the result is a view: nothing may write to them."""
         for record in self.arrays:
             if type(result) is not np.ndarray or not np.may_share_memory(result, record.real):
-                record.shown = True
+                record.read_early = True
 
     def each(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(map(self._later, args))
@@ -96,10 +98,12 @@ class Arguments:
             return value
         heap = self._world.heap
         record = heap.record_of(value)
-        if kind is tuple or kind is list:
+        if safe_isinstance(record, ListRecord) and record.holds_changing_numbers:
+            return self._numbers_of(record)
+        if kind is tuple or kind is list or kind is deque:
             if record is not None:
                 record.fill()
-            return kind(map(self._later, value))
+            return (list if kind is deque else kind)(map(self._later, value))
         if kind in (torch.SymInt, torch.SymFloat):
             return self._number(value)
         if kind is np.ndarray and record is None and not value.dtype.hasobject and value.size <= _MOST_ELEMENTS:
@@ -115,6 +119,17 @@ class Arguments:
             return self._stands(Drawn(record.source.key), record.real)
         self.unknown |= not can_fetch(record.source) or kind not in (np.ndarray, DeferredValue)
         return self._stands(Fetched(record.source, type(record.real)), record.real)
+
+    def _numbers_of(self, record: ListRecord) -> Any:
+        """Returns what stands for a list of numbers, which is found at each call, whatever numbers it has then."""
+        self.unknown |= not can_fetch(record.source)
+        self.changes = True
+        appended = tuple(map(self._later, record.appended))
+        now = [self.now(each) for each in appended]
+        self.unknown |= not {*map(type, now)} <= {int, float}
+        if self.unknown:
+            return None
+        return self._stands(Joined(Fetched(record.source, type(record.real)), appended), joined(record.real, now))
 
     def _stands(self, later: Any, now: Any) -> Any:
         self._values[id(later)] = now

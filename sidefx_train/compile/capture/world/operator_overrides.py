@@ -110,6 +110,10 @@ class Operators:
             item = record.at(args[1]) if type(args[1]) is int else record.at_changing(args[1])
             if item is not ABSENT:
                 return item
+        if name == "getitem" and safe_isinstance(record, ListRecord) and type(args[1]) is slice:
+            part = record.part(args[1])
+            if part is not ABSENT:
+                return part
         if safe_isinstance(record, DictRecord) and record.shadow is first and record.plain:
             return builtin_methods.dict_operator(self.world, record, name, args)
         if self.heap.definitions.operator_replaced(name) and any(type(value) is compat.FakeTensor for value in args):
@@ -172,10 +176,15 @@ class Operators:
     def _of_drawn(self, name: str, args: tuple[Any, ...]) -> Any:
         """Returns what an operator computes of a drawn array; ``ABSENT`` for other operands."""
         if name == "iter" and type(args[0]) is np.ndarray and self.world.random_draws.is_drawn(args[0]):
-            length = len(args[0])
+            length = self.interp.call(len, (args[0],), {})
             if not 0 < length <= _MOST_ITERATED:
                 return ABSENT
             return iter([self.interp.getitem(args[0], place) for place in range(length)])
+        if name == "setitem" or (name.startswith("i") and name[1:] in _OF_ARRAYS):
+            drawn = type(args[0]) is np.ndarray and self.world.random_draws.is_drawn(args[0])
+            if drawn and self.world.random_draws.write(builtin_methods.OPERATORS[name], args):
+                return None if name == "setitem" else args[0]
+            return ABSENT
         if name not in _OF_ARRAYS or (name == "getitem" and not self.world.random_draws.is_drawn(args)):
             return ABSENT
         return self.world.random_draws.derived(builtin_methods.OPERATORS[name], args, {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import types
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,9 @@ from torch import fx
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.recording.dispatch_mode import is_draw
+from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import ListRecord
 from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue
-from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
+from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord, array_shadow
 from sidefx_train.compile.capture.shadows.records import Record
 from sidefx_train.compile.capture.world.draw_arguments import Arguments, can_fetch
 from sidefx_train.compile.common import trace_rules
@@ -76,7 +78,7 @@ class RandomDraws:
         self._copies: dict[int, Any] = {}
         self._kept: list[Any] = []  # the table of shadows knows them by their ids
         self._state: torch.Tensor | None = None
-        self._ended = False
+        self._ended = self._reads_arrays = False
         self.values: list[Any] = []
         self.reseeded: list[Reseeding] = []
         self.wanted = False
@@ -269,7 +271,60 @@ class RandomDraws:
         given = (*args, *kwargs.values())
         if self._world.branching:
             return ABSENT
-        if not any(map(self.is_drawn, given)) and not (_changes(given) and (fn in _MAKERS or _has_array(given))):
+        if not any(map(self.is_drawn, given)) and not any(map(self.is_history, given)):
+            for value in given:
+                if type(value) in (list, deque):  # it may not have been read
+                    self._world.touch(value)
+            lists = any(type(value) in (list, tuple, deque) and _changes((value,)) for value in given)
+            if not lists and not (_changes(given) and (fn in _MAKERS or _has_array(given))):
+                return ABSENT
+        label = trace_rules.describe(fn)
+        if any(type(value) is list and self.is_history(value) for value in given) and self._reads_changing_shape(label):
+            return ABSENT  # one capture for each length
+        return self.derive(fn, args, kwargs, label)
+
+    def write(self, function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+        """Writes to a drawn array early (``chances /= chances.sum()``): later calls read what it holds then.
+
+        Args:
+            function: an in-place operator, or ``operator.setitem``.
+            args: its arguments, the array first.
+
+        Returns:
+            False if that is not possible: the memory may be that of an outside array, or something has read it that
+            comes after all early calls, such as a tensor.
+        """
+        record = self._heap.record_of(args[0])
+        if self._world.branching or not self._is_early or self._reads_arrays:
+            return False
+        arrays = [each for each in self._heap.by_real.values() if safe_isinstance(each, ArrayRecord)]
+        shared = [each for each in arrays if record is not None and np.may_share_memory(each.real, record.real)]
+        if any(not self.holds(each.source) or each.tensor is not None or each.shown for each in shared):
+            return False
+        arguments = Arguments(self._world, self.holds)
+        later = arguments.each(args)
+        if arguments.unknown:
+            return False
+        call = ArrayCall(function)
+        try:
+            with compat.real_world():
+                call(*arguments.now(later))
+        except (TypeError, ValueError, ArithmeticError, LookupError):
+            self._heap.refuse("SFX103", f"calls {trace_rules.describe(function)} with arguments that it rejects")
+        self._draws.append(Draw(len(self.values), call, None, later, {}))
+        self.values.append(None)
+        for each in shared:
+            each.refresh()
+        return True
+
+    def is_history(self, value: Any) -> bool:
+        """Returns True for a list of numbers that changes; the step has read nothing of it but single items."""
+        record = self._heap.record_of(value) if type(value) in (list, deque) else None
+        return safe_isinstance(record, ListRecord) and record.holds_changing_numbers
+
+    def of_history(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Computes a pure function of a list of numbers that changes (``sum(losses)``) early; else :data:`ABSENT`."""
+        if self._world.branching or len(args) != 1 or kwargs or not self.is_history(args[0]):
             return ABSENT
         return self.derive(fn, args, kwargs, trace_rules.describe(fn))
 
@@ -290,17 +345,18 @@ class RandomDraws:
         if type(made) not in _DERIVED:
             return ABSENT
         arguments.read(made)
+        self._reads_arrays |= any(not self.holds(record.source) for record in arguments.arrays)
         strict = ArrayCall(function)
         return self._result(made, label, lambda place, kind: Draw(place, strict, None, later, later_by_name, kind))
 
     def _array(self, value: Any, label: str) -> Any:
         source = self._append(value, label)
-        shadow = self._heap.shadow(value, source)
-        record = self._heap.record_of(shadow)
-        assert safe_isinstance(record, ArrayRecord), "an array has a record of arrays"
+        if id(value) in self._heap.by_real:  # a function has returned its argument
+            return self._heap.shadow(value, source)
+        record = array_shadow(self._heap, value, source, drawn=True)
         record.drawn = True
         self._kept.append(value)
-        return shadow
+        return self._heap.register(record)
 
     def _list(self, value: list[int | float], label: str) -> list[Any]:
         source, sources = self._append(value, label), self._heap.sources
@@ -314,8 +370,11 @@ class RandomDraws:
         """Adds a value, and returns where the entry will find its own."""
         self.values.append(value)
         number, sources = len(self.values), self._heap.sources
-        name = f"{label}()" if number == 1 else f"{label}() (draw {number})"
-        return sources.item(sources.const(self.values, "draws"), number - 1, name)
+        return sources.item(sources.const(self.values, "draws"), number - 1, _name(label, number))
+
+    def _reads_changing_shape(self, label: str) -> bool:
+        """Returns True if an earlier capture looked at the shape of the array that comes next, and it has changed."""
+        return f"{_name(label, len(self.values) + 1)}.shape" in self._heap.specialization.symbolic_numbers
 
     def want(self, values: Iterable[Any]) -> None:
         """Notes that the step decides on values of the graph, if they depend on numbers that torch draws alone."""
@@ -391,10 +450,15 @@ class RandomDraws:
         node.kwargs = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
 
 
-def _changes(values: tuple[Any, ...] | list[Any]) -> bool:
+def _name(label: str, number: int) -> str:
+    """Returns the name of a draw in messages."""
+    return f"{label}()" if number == 1 else f"{label}() (draw {number})"
+
+
+def _changes(values: Iterable[Any]) -> bool:
     """Returns True if there is a symbolic number among values, or in lists or tuples of these."""
     for value in values:
-        if type(value) in (torch.SymInt, torch.SymFloat) or (type(value) in (list, tuple) and _changes(value)):
+        if type(value) in (torch.SymInt, torch.SymFloat) or (type(value) in (list, tuple, deque) and _changes(value)):
             return True
     return False
 
@@ -422,6 +486,7 @@ _ARRAY_FUNCTIONS = frozenset(
     + (np.argmin, np.argmax, np.argsort, np.sort, np.cumsum, np.cumprod, np.prod, np.any, np.all, np.round, np.dot)
     + (np.outer, np.expand_dims, np.squeeze, np.repeat, np.tile, np.roll, np.flip, np.reshape, np.transpose, np.interp)
     + (np.zeros_like, np.ones_like, np.searchsorted, np.count_nonzero, np.flatnonzero, np.linalg.norm, np.take, np.diff)
+    + (np.median, np.percentile, np.quantile, np.average)
 )
 
 

@@ -20,6 +20,14 @@ if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
 
 
+_MOST_ITEMS = 64
+"""Limit of items of a part of a list that are guarded one by one."""
+
+
+_MOST_SHORTER = 10
+"""Limit of items of such a part for a list that has fewer: each length is captured."""
+
+
 class ListRecord(Record):
     """A list or deque. Until something reads it, the shadow contains only what the step appended."""
 
@@ -113,6 +121,39 @@ class ListRecord(Record):
             return length if bound is None else torch.sym_min(length, bound)
         self.heap.guard("length", self.base, len(self.real))
         return len(self.real)
+
+    def part(self, bounds: slice) -> Any:
+        """Returns the first or last items of a list that grows (``history[-10:]``) without reading the others;
+        :data:`ABSENT` if that is not possible, or if there are fewer."""
+        start, stop, step = bounds.start, bounds.stop, bounds.step
+        if not self.grows or not self.plain or type(self.real) is not list or step not in (None, 1):
+            return ABSENT
+        if type(start) is int and start < 0 and stop is None:
+            places = range(start, 0)
+        elif start in (None, 0) and type(stop) is int and stop > 0:
+            places = range(stop)
+        else:
+            return ABSENT
+        if len(places) > _MOST_ITEMS:
+            return ABSENT
+        length = self.length()
+        if not length >= len(places):  # one capture for each length until then
+            if len(places) > _MOST_SHORTER:
+                return ABSENT
+            count = int(length)
+            places = range(-count, 0) if start not in (None, 0) else range(count)
+        return [self.at(place) for place in places]
+
+    @property
+    def holds_changing_numbers(self) -> bool:
+        """Returns True for an unread list or deque of numbers of which some, or how many they are, have changed."""
+        if self.filled or not self.plain or type(self.real) not in (list, deque):
+            return False
+        label, spec = self.base.label, self.heap.specialization
+        changed = label in spec.unbounded_lists or label in spec.changed_lengths
+        changed = changed or self._length_source.label in spec.symbolic_numbers
+        changed = changed or any(each.startswith(f"{label}[") for each in spec.symbolic_numbers)
+        return changed and {*map(type, self.real)} <= {int, float}
 
     @property
     def _length_source(self) -> Source:

@@ -39,16 +39,33 @@ class ArrayRecord(Record):
     Attributes:
         tensor: the fake tensor over its memory, if the step has created one.
         read: its contents are guarded.
+        read_early: a call before the graph reads its contents.
         shown: a deferred call will print its contents.
         drawn: its contents are random numbers of the step, or computed from numbers that change.
+        measured: its metadata are guarded, as those of an array from outside always are.
     """
 
-    def __init__(self, heap: ShadowTableAPI, real: Any, shadow: Any, source: Source) -> None:
+    def __init__(self, heap: ShadowTableAPI, real: np.ndarray[Any, Any], source: Source) -> None:
+        self._contents = real.copy(order="K")
+        shadow = np.lib.stride_tricks.as_strided(self._contents, writeable=False)
+        shadow.setflags(write=False)
         super().__init__(heap, real, shadow, source)
         self.tensor: torch.Tensor | None = None
-        self.read = False
+        self.read = self.read_early = False
         self.shown = False
         self.drawn = False
+        self.measured = False
+
+    def measure(self) -> None:
+        """Guards the array's dtype, shape and strides."""
+        if not self.measured:
+            self.measured = True
+            for name in ("dtype", "shape", "strides"):
+                self.heap.guard("equal", self.heap.sources.slot(self.source, name), getattr(self.real, name))
+
+    def refresh(self) -> None:
+        """Copies the array's contents to its shadow, after a write to it that is made at every call."""
+        np.copyto(self._contents, self.real)
 
     @property
     def computed(self) -> bool:
@@ -76,7 +93,9 @@ class ArrayRecord(Record):
 
     def look(self, name: str) -> None:
         """Called when the step reads the attribute ``name``."""
-        if name not in _METADATA and not callable(getattr(self.shadow, name)):
+        if name in _METADATA:
+            self.measure()
+        elif not callable(getattr(self.shadow, name)):
             self.fill()
 
     def operate(self, name: str) -> None:
@@ -101,7 +120,7 @@ class ArrayRecord(Record):
 
     def check(self, writes: WriteLog) -> None:
         """Refuses a step that both reads the array and writes to it through a tensor, or whose C code writes to it."""
-        if not (self.read or self.shown):
+        if not (self.read or self.read_early or self.shown):
             return
         if self._is_written():
             self.heap.refuse("SFX104", f"C code writes into {self.source.label}, a NumPy array")
@@ -178,11 +197,10 @@ _IN_PLACE = frozenset(
 )
 
 
-def array_shadow(heap: ShadowTableAPI, real: np.ndarray[Any, Any], source: Source) -> ArrayRecord:
-    """Returns the record of an array, with its metadata guarded."""
+def array_shadow(heap: ShadowTableAPI, real: np.ndarray[Any, Any], source: Source, drawn: bool = False) -> ArrayRecord:
+    """Returns the record of an array, with its metadata guarded if it is from outside."""
     heap.guard("type", source, np.ndarray)
-    for name in ("dtype", "shape", "strides"):
-        heap.guard("equal", heap.sources.slot(source, name), getattr(real, name))
-    shadow = np.lib.stride_tricks.as_strided(real.copy(order="K"), writeable=False)
-    shadow.setflags(write=False)
-    return ArrayRecord(heap, real, shadow, source)
+    record = ArrayRecord(heap, real, source)
+    if not drawn:
+        record.measure()
+    return record

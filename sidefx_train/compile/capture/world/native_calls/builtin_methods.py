@@ -305,7 +305,10 @@ def container_method(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwar
         if safe_isinstance(record, ListRecord):
             length = record.length()
             return ABSENT if length is None else length
-        return len(args[0]) if safe_isinstance(record, ArrayRecord) else ABSENT
+        if safe_isinstance(record, ArrayRecord):
+            record.measure()
+            return len(args[0])
+        return ABSENT
     owner = fn.__self__
     if id(owner) in world.class_views and name == "get" and args and not kwargs:
         return class_view_operator(world, name, (owner, *args))

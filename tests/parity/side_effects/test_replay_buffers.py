@@ -99,6 +99,38 @@ def test_item_at_a_place_that_is_drawn(limit):
     assert len(report.captures) <= 7, f"{report}"
 
 
+FROM_RANGES = {
+    "sample": lambda generator, items, chances: generator.sample(range(len(items)), k=3),
+    "sample of a half": lambda generator, items, chances: generator.sample(range(len(items)), min(len(items) // 2, 4)),
+    "choices": lambda generator, items, chances: generator.choices(range(len(items)), weights=chances, k=3),
+    "choice": lambda generator, items, chances: [generator.choice(range(len(items)))],
+    "more than inputs": lambda generator, items, chances: generator.sample(range(len(items) + 80), 70),
+    "part of a range": lambda generator, items, chances: generator.sample(range(len(items))[:3], 2),
+    "rejected": lambda generator, items, chances: generator.sample(range(len(items)), 100),
+}
+
+
+@pytest.mark.parametrize("name", FROM_RANGES)
+def test_draws_from_a_range_of_changing_length(name):
+    """The length is a number that changes; what is drawn is drawn before the graph."""
+
+    def make() -> Program:
+        items, chances, generator = [1.0, 2.0, 3.0], [0.1, 0.2, 0.3], random.Random(0)
+
+        def step(x, y):
+            items.append(4.0)
+            chances.append(0.4)
+            places = FROM_RANGES[name](generator, items, chances)
+            return x * sum(places), places, generator.random()
+
+        return Program(step, transition, (items,))
+
+    report = parity(make, steps=16, captures=None, whole=False)
+    limit = {"part of a range": 16, "sample of a half": 7}.get(name, 3)
+    assert len(report.captures) <= limit, f"{report}"
+    assert bool(report.breaks) == (name in ("more than inputs", "rejected")), f"{report}"
+
+
 def test_what_others_do_to_the_buffer():
     """The place that is drawn may have an item of another kind, or one that is there twice."""
 

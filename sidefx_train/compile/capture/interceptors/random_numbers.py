@@ -10,15 +10,19 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import ListRecord
+from sidefx_train.compile.capture.shadows.deferred_values import RangeOfNumber
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.host_draws import is_generator
 from sidefx_train.compile.common.sentinels import ABSENT
-from sidefx_train.compile.common.type_checks import safe_isinstance
+from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
 
 if TYPE_CHECKING:
+    from sidefx_train.compile.capture.interpreter.frame import Frame
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
 
 _OF_PYTHON = (
@@ -137,9 +141,73 @@ def _shuffled(generator: Any, length: int) -> list[int]:
     return places
 
 
+@registry.intercept(range)
+def _range(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Keeps ``range(n)`` of a number that changes symbolic if it is the population of a draw, which comes next."""
+    frame = world.interp.current_frame
+    if len(args) != 1 or kwargs or type(args[0]) is not torch.SymInt or frame is None or world.branching:
+        return ABSENT
+    if compat.is_unbacked(args[0]) or not world.specialization.host_draws:
+        return ABSENT
+    drawing = [attribute_of(value, "__func__", value) for value in frame.stack[-2:]]
+    called = any(value is fn for value in drawing for fn in _FROM_RANGES)
+    return RangeOfNumber(args[0]) if called and _is_argument_of_call(frame) else ABSENT
+
+
+_FROM_RANGES = (random.Random.sample, random.Random.choices, random.Random.choice)
+_PUSHES = {"LOAD_CONST": 1, "LOAD_FAST": 1, "LOAD_SLOT": 1, "LOAD_DEREF": 1, "LOAD_NAME": 1, "PUSH_NULL": 1}
+_PUSHES |= {"LOAD_METHOD": 1, "LOAD_ATTR": 0, "LOAD_FAST_LOAD_FAST": 2, "BINARY_OP": -1, "NOP": 0, "PRECALL": 0}
+"""How many values more than before are on the stack after an instruction that evaluates a further argument."""
+
+
+def _is_argument_of_call(frame: Frame) -> bool:
+    """Returns True if the next value is on the stack of a frame only as the first argument of a call."""
+    above = 0
+    for instr in frame.instructions[frame.pc :]:
+        if instr.name in ("CALL", "CALL_KW"):
+            taken = instr.arg + (instr.name == "CALL_KW")
+            if taken > above:
+                return taken == above + 1
+            above -= taken + 1
+        elif instr.name == "LOAD_GLOBAL":
+            above += 2 if instr.arg else 1
+        elif instr.name in _PUSHES:
+            read = {"LOAD_METHOD": 1, "LOAD_ATTR": 1, "BINARY_OP": 2}.get(instr.name, 0)
+            if above < read:
+                return False
+            above += _PUSHES[instr.name]
+        else:
+            return False
+    return False
+
+
+def _sampled(generator: Any, length: int, count: int) -> list[int]:
+    return generator.sample(range(length), count)
+
+
+def _chosen(generator: Any, length: int, *args: Any, **kwargs: Any) -> list[int]:
+    return generator.choices(range(length), *args, **kwargs)
+
+
+def _of_range(
+    world: TraceWorld, draw: Callable[..., Any], method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Draws from a range of a number that changes."""
+    generator, places, *rest = args
+    made = world.random_draws.call(draw, (generator, places.length, *rest), kwargs, trace_rules.describe(method))
+    if made is not ABSENT:
+        return made
+    return world.interp.call(method, (generator, range(int(places.length)), *rest), kwargs)
+
+
 @registry.intercept(random.Random.choice)
 def _choice(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Draws the index of the item, which decides what is captured."""
+    if len(args) == 2 and type(args[1]) is RangeOfNumber:
+        made = world.random_draws.call(random.Random.randrange, (args[0], args[1].length), {})
+        if made is ABSENT:
+            return world.interp.call(random.Random.choice, (args[0], range(int(args[1].length))), {})
+        return made
     if len(args) == 2 and not world.branching:
         _refuse_items_of_many(world, random.Random.choice, args)
         _left_to_python(world, random.Random.choice, args)
@@ -159,6 +227,8 @@ def _sample(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     """Draws the places of the items: which they are does not matter to the generator."""
     if kwargs.keys() == {"k"}:
         args, kwargs = (*args, kwargs["k"]), {}
+    if len(args) > 1 and type(args[1]) is RangeOfNumber:
+        return _of_range(world, _sampled, random.Random.sample, args, kwargs)
     if len(args) == 3 and not world.branching:
         _refuse_items_of_many(world, random.Random.sample, args)
         _left_to_python(world, random.Random.sample, args)
@@ -178,6 +248,8 @@ def _sample(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 @registry.intercept(random.Random.choices)
 def _choices(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Draws the places of the items, like :func:`_sample`."""
+    if len(args) > 1 and type(args[1]) is RangeOfNumber:
+        return _of_range(world, _chosen, random.Random.choices, args, kwargs)
     if len(args) < 2 or world.branching:
         return ABSENT
     _refuse_items_of_many(world, random.Random.choices, args)

@@ -117,6 +117,19 @@ class DeferredCall:
         return f"calls {name} after the graph"
 
 
+class RangeOfNumber:
+    """``range(n)`` of a number that changes, which only a draw reads (``random.sample(range(n), 4)``).
+
+    Args:
+        length: the number.
+    """
+
+    __slots__ = ("length",)
+
+    def __init__(self, length: Any) -> None:
+        self.length = length
+
+
 def message_of(error: BaseException) -> str:
     """Returns ``str(error)``; empty if that needs deferred values."""
     try:

@@ -92,8 +92,14 @@ class RandomDraws:
         foretells = self._heap.specialization.foretells_draws
         return HostDraws(tuple(self._draws), self.values, tuple(self._of_torch), foretells)
 
-    def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], label: str = "") -> Any:
         """Calls a method of a generator early: ``function(*args, **kwargs)``.
+
+        Args:
+            function: the method, or a function that calls it.
+            args: the generator and the method's arguments.
+            kwargs: more of these.
+            label: the method's name in messages, if ``function`` is not the method.
 
         Returns:
             What it draws, or ``None`` where it only changes the state; ``ABSENT`` if the entry cannot call it early: it
@@ -111,7 +117,7 @@ class RandomDraws:
         later, later_by_name = arguments.each(args[1:]), arguments.named(kwargs)
         if arguments.unknown:
             return ABSENT
-        label = trace_rules.describe(function)
+        label = label or trace_rules.describe(function)
         try:
             with compat.real_world():
                 value = function(own, *arguments.now(later), **arguments.now(later_by_name))

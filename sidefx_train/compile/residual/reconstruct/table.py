@@ -20,7 +20,12 @@ from sidefx_train.compile.capture.interpreter.generators import InterpretedGener
 from sidefx_train.compile.capture.interpreter.object_model.iteration import PythonIterable, PythonIterator
 from sidefx_train.compile.capture.recording.dispatch_mode import RandomState
 from sidefx_train.compile.capture.shadows.containers.iterators import HANDED_ON, REBUILT
-from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue, TensorSnapshot, TraceKey
+from sidefx_train.compile.capture.shadows.deferred_values import (
+    DeferredValue,
+    RangeOfNumber,
+    TensorSnapshot,
+    TraceKey,
+)
 from sidefx_train.compile.capture.shadows.shadow_table import PASSED_THROUGH
 from sidefx_train.compile.common.plain_values import is_member_of_c_enum
 from sidefx_train.compile.common.sentinels import NATIVE_CODE
@@ -57,6 +62,7 @@ BY_CLASS: dict[type, Build] = {
     slice: containers.new_slice,
     set: containers.new_set,
     np.ndarray: containers.new_array,
+    RangeOfNumber: lambda rebuilder, value: f"{rebuilder.constant(range)}({rebuilder.expression(value.length)})",
     types.CellType: functions.new_cell,
     **dict.fromkeys(REBUILT | HANDED_ON, iterators.iterator),
     PythonIterable: iterators.python_iterable,

@@ -6,6 +6,7 @@ tensors, and whoever writes one of them does not change the others.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection
 from typing import Any
 
@@ -23,10 +24,15 @@ def separate_results(module: fx.GraphModule, before: tuple[Any, ...], escaping: 
         before: values of its results before them.
         escaping: positions of the results that the program gets.
     """
+    _share_as_merged(module.graph)
     output = module.graph.output_node()
     results: list[Any] = list(output.args[0])  # type: ignore[arg-type]
     inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
-    taken = {node: compat.storage_id(node.meta["val"]) for node in inputs if isinstance(node.meta["val"], torch.Tensor)}
+    taken = {
+        (node, None): compat.storage_id(node.meta["val"])
+        for node in inputs
+        if isinstance(node.meta["val"], torch.Tensor)
+    }
     for position in sorted(escaping):
         node, was = results[position], before[position]
         if not isinstance(node, fx.Node) or not isinstance(was, torch.Tensor):
@@ -47,8 +53,38 @@ def separate_results(module: fx.GraphModule, before: tuple[Any, ...], escaping: 
         module.recompile()
 
 
-def _root(node: fx.Node) -> fx.Node:
-    """Returns the node whose memory a result views."""
-    while isinstance(node.target, compat.OpOverload) and node.target.is_view:
+def _share_as_merged(graph: fx.Graph) -> None:
+    """Gives views, and parts of operations, values in the memory of the node that theirs was merged with.
+
+    Inductor removes a copy if its operand shares memory with no result, as far as these values tell.
+    """
+    for node in graph.nodes:
+        if node.target is operator.getitem:
+            whole = node.args[0].meta.get("val")
+            if isinstance(whole, (list, tuple)):
+                node.meta["val"] = whole[node.args[1]]
+        elif _is_view(node) and isinstance(viewed := node.all_input_nodes[0].meta.get("val"), torch.Tensor):
+            value = node.meta["val"]
+            parts = value if isinstance(value, (list, tuple)) else [value]
+            if any(isinstance(part, torch.Tensor) and not _share(part, viewed) for part in parts):
+                args, named = fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
+                with viewed.fake_mode:
+                    node.meta["val"] = node.target(*args, **named)
+
+
+def _share(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return compat.storage_id(one) == compat.storage_id(other)
+
+
+def _is_view(node: fx.Node) -> bool:
+    return isinstance(node.target, compat.OpOverload) and node.target.is_view and bool(node.all_input_nodes)
+
+
+def _root(node: fx.Node) -> tuple[fx.Node, Any]:
+    """Returns the node whose memory a result views, and which of its parts."""
+    while True:
+        if node.target is operator.getitem and not _is_view(node.args[0]):
+            return node.args[0], node.args[1]
+        if node.target is not operator.getitem and not _is_view(node):
+            return node, None
         node = node.all_input_nodes[0]
-    return node

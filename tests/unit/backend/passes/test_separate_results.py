@@ -30,7 +30,15 @@ def aliases(x: Any) -> Any:
     return made, made.view(2, -1), made.detach()
 
 
-@pytest.mark.parametrize("step", [zeroed, filled, same_sums, aliases])
+def joined(x: Any) -> Any:
+    return torch.cat([x, x]), torch.stack([x, x])  # two views of one product of Inductor's
+
+
+def parts(x: Any) -> Any:
+    return x.sort().values, x.sort().values, x.sin().split(2)[0], x.sin()[:2]
+
+
+@pytest.mark.parametrize("step", [zeroed, filled, same_sums, aliases, joined, parts])
 def test_who_writes_one_result_changes_what_eager_changes(step):
     def written(results: Any) -> list[Any]:
         for number, result in enumerate(results):

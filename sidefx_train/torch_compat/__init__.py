@@ -113,6 +113,8 @@ from sidefx_train.torch_compat.fakes.kernels import know_grouped_products as kno
 from sidefx_train.torch_compat.fakes.kernels import know_resampling as know_resampling
 from sidefx_train.torch_compat.fakes.kernels import know_symbolic_padding as know_symbolic_padding
 from sidefx_train.torch_compat.fakes.kernels import know_truth_tests as know_truth_tests
+from sidefx_train.torch_compat.fakes.layouts import LAYOUTS as LAYOUTS
+from sidefx_train.torch_compat.fakes.layouts import know_layouts as know_layouts
 from sidefx_train.torch_compat.fakes.tensors import NOT_FOR_NUMPY as NOT_FOR_NUMPY
 from sidefx_train.torch_compat.fakes.tensors import FakeTensor as FakeTensor
 from sidefx_train.torch_compat.fakes.tensors import FakeTensorMode as FakeTensorMode

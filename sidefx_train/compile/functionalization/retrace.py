@@ -297,7 +297,17 @@ class Retracer:
         kwargs = fx.map_arg(node.kwargs, lambda n: safe[n] if n in safe else self._value(n))
         if node in self._on_accelerator and "device" in kwargs:
             kwargs = {**kwargs, "device": self.accelerator, "pin_memory": False}
-        self.env[node] = self._call(node, node.target, args, dict(kwargs))
+        made = self._call(node, node.target, args, dict(kwargs))
+        self.env[node] = self._as_laid_out(node, made) if node.target in compat.LAYOUTS else made
+
+    def _as_laid_out(self, node: fx.Node, made: Any) -> Any:
+        """Gives a result the layout that it has in the captured graph; a decomposition may have another."""
+        several = isinstance(made, (list, tuple))
+        first, captured = (made[0], node.meta["val"][0]) if several else (made, node.meta["val"])
+        if self.options.channels_last and captured.dim() in (4, 5):
+            return made
+        first = layouts.like_captured(first, tuple(compat.from_functional(first).stride()), captured)
+        return (first, *made[1:]) if several else first
 
     def _strided(self, node: fx.Node) -> torch.Tensor:
         """Runs ``as_strided``, which depends on the memory layout that values of a functional graph need not have."""

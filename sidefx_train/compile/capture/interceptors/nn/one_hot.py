@@ -28,7 +28,7 @@ def _one_hot(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     with torch.no_grad():
         outside = world.guarded(torch.any, ((classes < 0) | (classes >= number),), {})
         if world.grant(outside, False):
-            return ABSENT
+            return world.guarded(F.one_hot, (classes.contiguous(), number), {})  # as eager lays it out
         made = torch.zeros(*classes.shape, number, dtype=torch.int64)
         return world.guarded(torch.Tensor.scatter_, (made, -1, classes.unsqueeze(-1), 1), {})
 

@@ -62,6 +62,8 @@ _TYPED = frozenset(
     }
 )
 """Operations whose kernels check dtypes and, given zeros, at worst raise."""
+_SUMS_WITH_PRODUCTS = frozenset({aten.addmm.default, aten.addmv.default})
+"""Operations whose first argument must expand to the product; those on fake tensors expand the product as well."""
 _MOST_ELEMENTS = 1 << 18
 """Size limit of a tensor that is created to test dtypes."""
 _SCALARS = (bool, int, float, complex, str, type(None), torch.dtype)
@@ -76,10 +78,14 @@ def check_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
     """
     if func is aten.view.default:
         _check_view(*args)
+    if func in _SUMS_WITH_PRODUCTS:
+        _check_summand(func, *args[:3])
     if func is aten._grouped_mm.default:
         compat.know_grouped_products()
     if func is aten.constant_pad_nd.default:
         compat.know_symbolic_padding()
+    if func in compat.LAYOUTS:
+        compat.know_layouts()
     if func in compat.RESAMPLING:
         compat.know_resampling()
     if func in compat.TRUTH_TESTS:
@@ -249,6 +255,14 @@ def _outside() -> Iterator[None]:
     """Context that runs operations on real tensors, without autocast and autograd."""
     with compat.real_world(), torch.no_grad(), torch.autocast("cpu", enabled=False):
         yield
+
+
+def _check_summand(func: Any, summand: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    product = (*a.shape[:-1], *b.shape[1:])
+    missing = len(product) - summand.dim()
+    sizes = zip(summand.shape, product[max(missing, 0) :], strict=False)
+    if missing < 0 or any(type(own) is type(needed) is int and own not in (1, needed) for own, needed in sizes):
+        raise Unsupported("SFX102", f"{func} raises: {tuple(summand.shape)} does not expand to {product}")
 
 
 def _check_view(viewed: torch.Tensor, shape: list[int]) -> None:

@@ -117,6 +117,9 @@ def _indices(node: fx.Node) -> list[tuple[fx.Node, int | None, int | None, bool]
         return [(args[1], args[2] if isinstance(args[2], int) else None, None, False)]  # type: ignore[list-item]
     if name in ("gather", "scatter", "scatter_add", "scatter_reduce", "index_select", "index_add", "index_copy"):
         return [(args[2], _size(args[0], args[1]), None, False)]  # type: ignore[list-item, arg-type]
+    if name == "put":
+        size = args[0].meta["val"].numel()  # type: ignore[union-attr]
+        return [(args[1], size if isinstance(size, int) else None, None, True)]  # type: ignore[list-item]
     if name in ("index", "index_put", "_unsafe_index", "_unsafe_index_put", "_index_put_impl"):
         if name.startswith("_unsafe"):
             return []

@@ -50,6 +50,44 @@ def test_classes_and_divisors_that_kernels_refuse():
     torch.testing.assert_close(compiled(x, classes, divisors), step(x, classes, divisors))
 
 
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_probabilities_of_a_draw_and_places_of_a_write(backend):
+    """Regression: Inductor drew zeros for probabilities of NaN, and did not write where there is no element."""
+
+    def step(x: torch.Tensor, places: torch.Tensor, log: list[int]) -> torch.Tensor:
+        log.append(1)
+        x.add_(1.0)
+        kept = torch.bernoulli(x / 4)
+        return x.put_(places % 9, kept).clone()
+
+    compiled, outcomes = sidefx_train.compile(step, backend=backend, rng="eager", warmup="now"), []
+    for run in (step, compiled):
+        torch.manual_seed(0)
+        found: list[object] = []
+        for value, place in ((1.0, 0), (2.0, 5), (float("nan"), 1), (1.0, 7), (9.0, 1), (1.5, 3)):
+            x, log = torch.full((2, 3), value), []
+            try:
+                found.append(run(x, torch.tensor([place, 1]), log).tolist())
+            except (RuntimeError, IndexError) as error:
+                found.append((type(error), str(error)))
+            found += [str(x.tolist()), log]
+        outcomes.append(found)
+    assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize("operation", ["addmm", "addmv"])
+def test_a_summand_that_does_not_expand_to_the_product(operation):
+    """Regression: the product was expanded to the summand."""
+    ones = torch.ones(1, 1)
+    given = (torch.ones(5, 1), ones, ones) if operation == "addmm" else (torch.ones(5), ones, ones[0])
+    compiled = sidefx_train.compile(lambda *tensors: getattr(torch, operation)(*tensors), warmup="now")
+    with pytest.raises(RuntimeError) as wanted:
+        getattr(torch, operation)(*given)
+    with pytest.raises(RuntimeError) as raised:
+        compiled(*given)
+    assert str(raised.value) == str(wanted.value)
+
+
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_probabilities_out_of_range(backend):
     """Regression: without its sigmoid a model trained on NaN, where eager raises before any update."""

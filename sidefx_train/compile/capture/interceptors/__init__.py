@@ -6,6 +6,7 @@ from sidefx_train.compile.capture.interceptors import import_statements as impor
 from sidefx_train.compile.capture.interceptors import numpy_conversion as numpy_conversion
 from sidefx_train.compile.capture.interceptors import operator_registration as operator_registration
 from sidefx_train.compile.capture.interceptors import parameters as parameters
+from sidefx_train.compile.capture.interceptors import probabilities as probabilities
 from sidefx_train.compile.capture.interceptors import process_constants as process_constants
 from sidefx_train.compile.capture.interceptors import python_functions as python_functions
 from sidefx_train.compile.capture.interceptors import random_numbers as random_numbers

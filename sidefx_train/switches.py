@@ -59,6 +59,8 @@ CORRECTNESS = {
     "results_own_storage": "sums and products without effect that are results are copied",
     "rows_of_their_own": "rows that one tile computes are not kept in a buffer of one row",
     "masked_reads": "on a GPU, padding is filled in where its kernel computes what is padded",
+    "zero_products": "products with 0 are computed: NaN stays NaN",
+    "small_arguments": "expm1 and atanh of vectors keep the digits of small numbers",
 }
 """Changes that correct wrong results of Inductor; disabled, they show what Inductor does."""
 

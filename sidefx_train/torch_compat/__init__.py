@@ -169,6 +169,7 @@ from sidefx_train.torch_compat.inductor.cpp_toolchain import cpp_link_flags as c
 from sidefx_train.torch_compat.inductor.cpp_toolchain import precompiles_headers as precompiles_headers
 from sidefx_train.torch_compat.inductor.cpp_toolchain import quick_vector_probes as quick_vector_probes
 from sidefx_train.torch_compat.inductor.cpp_toolchain import torch_build as torch_build
+from sidefx_train.torch_compat.inductor.decompositions import inductor_decompositions as inductor_decompositions
 from sidefx_train.torch_compat.inductor.dispatched_calls import DISPATCH_FUNCTION as DISPATCH_FUNCTION
 from sidefx_train.torch_compat.inductor.dispatched_calls import ERROR_FUNCTION as ERROR_FUNCTION
 from sidefx_train.torch_compat.inductor.dispatched_calls import calls_collectives as calls_collectives
@@ -182,7 +183,6 @@ from sidefx_train.torch_compat.inductor.lowerings import register_kernel_lowerin
 from sidefx_train.torch_compat.inductor.options import forget_compile_threads as forget_compile_threads
 from sidefx_train.torch_compat.inductor.options import in_copied_context as in_copied_context
 from sidefx_train.torch_compat.inductor.options import inductor_cache_of as inductor_cache_of
-from sidefx_train.torch_compat.inductor.options import inductor_decompositions as inductor_decompositions
 from sidefx_train.torch_compat.inductor.options import inductor_options as inductor_options
 from sidefx_train.torch_compat.inductor.options import inductor_settings as inductor_settings
 from sidefx_train.torch_compat.inductor.options import known_inductor_options as known_inductor_options

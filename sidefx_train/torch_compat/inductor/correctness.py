@@ -15,6 +15,8 @@ seen.
 | ``results_own_storage`` | ``x * ones``, a copy of a written part, and from 2.14 ``x * 1``: no copies | 2.11 to 2.15 |
 | ``rows_of_their_own`` | a buffer of one row is shared by the rows of a tile | 2.11 to 2.13 |
 | ``masked_reads`` | on a GPU, padding has values of its neighbors | 2.13 |
+| ``zero_products`` | ``x * 0`` is 0 where ``x`` is NaN or infinite | 2.13 |
+| ``small_arguments`` | vectors of ``expm1`` and ``atanh`` lose the digits of small numbers | 2.13 |
 | (always on) | the interpreter's recursion limit is raised for good | 2.13 |
 
 Arguments that its patterns ignore are written out by ``compile/backend/passes/inductor_workarounds.py``.
@@ -35,7 +37,7 @@ import torch
 from torch import fx
 
 from sidefx_train.switches import enabled
-from sidefx_train.torch_compat.inductor.patching import replaced
+from sidefx_train.torch_compat.inductor.patching import replaced, setting
 
 
 @contextmanager
@@ -423,6 +425,41 @@ def padding_draws_apart() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def zero_products_computed() -> Iterator[None]:
+    """Computes products with the integer 0.
+
+    Upstream: they are replaced by zeros, so that a NaN is lost: in ``loss + 0 * unused.sum()``, or in ``softshrink``,
+    whose decomposition multiplies by 0 to keep it. Seen with ``torch.compile`` in torch 2.13.
+    """
+    from torch._inductor.fx_passes import joint_graph
+
+    with replaced(joint_graph.UniformValueConstantFolder, "_add_peephole_patterns", lambda before: lambda folder: None):
+        yield
+
+
+@contextmanager
+def small_arguments_kept() -> Iterator[None]:
+    """Calls the functions of vectors for ``expm1`` and ``atanh``.
+
+    Upstream: ``expm1(x)`` of a vector is ``exp(x) - 1``, which is 0 for 1e-8, and so is ``atanh``: the logarithm of
+    either is minus infinity. Seen with ``torch.compile`` in torch 2.13.
+    """
+    from torch._inductor.codegen import cpp
+
+    def expm1(x: Any) -> str:  # both keep their names, by which the functions of single numbers are found
+        return f"{x}.expm1()"
+
+    def atanh(x: Any) -> str:
+        return f"{x}.atanh()"
+
+    with (
+        setting(cpp.CppVecOverrides, "expm1", staticmethod(expm1)),
+        setting(cpp.CppVecOverrides, "atanh", staticmethod(atanh)),
+    ):
+        yield
+
+
 class _ComputedBody:
     """The body of a masked operation, which seems to compute its result rather than to read it."""
 
@@ -494,6 +531,8 @@ _MENDED: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "results_own_storage": results_own_storage,
     "rows_of_their_own": local_buffers_hold_one_row,
     "masked_reads": masked_reads_filled,
+    "zero_products": zero_products_computed,
+    "small_arguments": small_arguments_kept,
 }
 
 

@@ -1,4 +1,4 @@
-"""Inductor's options: patches, the key of its settings, its caches, its decompositions."""
+"""Inductor's options: patches, the key of its settings, its caches."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 import torch
-
-from sidefx_train.torch_compat.inductor.late_imports import _import_lowering
 
 aten = torch.ops.aten
 
@@ -65,39 +63,6 @@ def forget_compile_threads() -> None:
     threads = sys.modules.get("torch._inductor.async_compile")
     if threads is not None:
         threads.AsyncCompile.pool.cache_clear()
-
-
-def inductor_decompositions() -> dict[Any, Any]:
-    """Returns Inductor's own table under the current options, except for operators that check values."""
-    _import_lowering()  # some decompositions expect it to be imported
-    from torch._inductor.decomposition import select_decomp_table
-
-    table = {op: rule for op, rule in select_decomp_table().items() if op not in _CHECKS_VALUES}
-    table[aten.div.Tensor_mode] = _divided(table.get(aten.div.Tensor_mode))
-    return table
-
-
-_CHECKS_VALUES = frozenset(
-    {aten.binary_cross_entropy.default, aten.multi_margin_loss.default, aten.multilabel_margin_loss_forward.default}
-)
-"""Their kernels raise for values that decompositions accept: a probability or a class out of range."""
-
-
-def _divided(rule: Callable[..., Any] | None) -> Callable[..., Any]:
-    """Returns a decomposition of ``div`` that truncates integers by operations which report a division by zero.
-
-    The C++ that Inductor writes for it ends the process (torch 2.11 to 2.15).
-    """
-
-    def divided(a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
-        floats = isinstance(b, (float, torch.SymFloat)) or any(
-            value.is_floating_point() for value in (a, b) if isinstance(value, torch.Tensor)
-        )
-        if rounding_mode == "trunc" and not floats:
-            return torch.floor_divide(a - torch.fmod(a, b), b)
-        return NotImplemented if rule is None else rule(a, b, rounding_mode=rounding_mode)
-
-    return divided
 
 
 def inductor_settings() -> str:

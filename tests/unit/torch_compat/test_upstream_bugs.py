@@ -161,6 +161,14 @@ def loop_carries_an_expanded_tensor(x):
     return torch.autograd.grad(carried[0].sum() + carried[1].sum(), x)
 
 
+def product_with_the_number_zero(x):
+    return (x.log() * 0).sum().isnan() + x
+
+
+def exponential_of_a_small_number(x):
+    return torch.expm1(x * 1e-9).abs().log(), torch.atanh(x * 1e-9).abs().log()
+
+
 BUGS = (
     Bug("kernel_order", mask_read_before_it_is_drawn, ((8, 16, WIDTH),), since=(2, 11), until=(2, 14)),
     Bug("kernel_order", unused_draw_is_dropped, ((3,),)),
@@ -195,6 +203,8 @@ BUGS = (
     Bug("results_own_storage", copy_of_a_written_part, ((2, 5),), since=(2, 11)),
     Bug("results_own_storage", copy_of_written_rows, ((4, 5),), since=(2, 11)),
     Bug("rows_of_their_own", rows_share_a_buffer, ((1, 12, 3),), since=(2, 11), until=(2, 14)),
+    Bug("zero_products", product_with_the_number_zero, ((8, 16),)),
+    Bug("small_arguments", exponential_of_a_small_number, ((8, 16),)),
     Bug("masked_reads", padding_of_a_sum, ((4, 8),), until=(2, 14), on_gpu=True),
     Bug("inductor_workarounds", multiple_of_a_product, ((8, 5), (8, 6), (6, 5)), until=(2, 15)),
     Bug("inductor_workarounds", dtype_of_a_running_sum, ((4,),), until=(2, 14)),

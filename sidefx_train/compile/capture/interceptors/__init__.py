@@ -6,7 +6,6 @@ from sidefx_train.compile.capture.interceptors import import_statements as impor
 from sidefx_train.compile.capture.interceptors import numpy_conversion as numpy_conversion
 from sidefx_train.compile.capture.interceptors import operator_registration as operator_registration
 from sidefx_train.compile.capture.interceptors import parameters as parameters
-from sidefx_train.compile.capture.interceptors import probabilities as probabilities
 from sidefx_train.compile.capture.interceptors import process_constants as process_constants
 from sidefx_train.compile.capture.interceptors import python_functions as python_functions
 from sidefx_train.compile.capture.interceptors import random_numbers as random_numbers
@@ -25,6 +24,7 @@ from sidefx_train.compile.capture.interceptors.nn import lazy_modules as lazy_mo
 from sidefx_train.compile.capture.interceptors.nn import module_attributes as module_attributes
 from sidefx_train.compile.capture.interceptors.nn import one_hot as one_hot
 from sidefx_train.compile.capture.interceptors.nn import packed_sequences as packed_sequences
+from sidefx_train.compile.capture.interceptors.nn import probabilities as probabilities
 from sidefx_train.compile.capture.interceptors.nn import recurrent_layers as recurrent_layers
 from sidefx_train.compile.capture.interceptors.nn import sparse_embedding as sparse_embedding
 from sidefx_train.compile.capture.interceptors.third_party import metrics as metrics

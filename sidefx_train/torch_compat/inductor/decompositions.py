@@ -1,0 +1,128 @@
+"""Decompositions for Inductor: its own, without those that accept what kernels refuse, and with exact divisions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from sidefx_train.torch_compat.inductor.late_imports import _import_lowering
+
+aten = torch.ops.aten
+
+
+def inductor_decompositions() -> dict[Any, Any]:
+    """Returns Inductor's own table under the current options, with the rules of this module.
+
+    Upstream, a quotient of floating point numbers is rounded before it is rounded down: ``1.0 // 0.1`` is 10, and
+    ``1e10 % 0.7`` is 0 (torch 2.11 to 2.15). Eager begins with the exact remainder.
+    """
+    _import_lowering()  # some decompositions expect it to be imported
+    from torch._inductor.decomposition import select_decomp_table
+
+    table = {op: rule for op, rule in select_decomp_table().items() if op not in _CHECKS_VALUES}
+    table[aten.div.Tensor_mode] = _divided(table.get(aten.div.Tensor_mode))
+    table[aten.div.Scalar_mode] = _divided(table.get(aten.div.Scalar_mode))
+    for op in (aten.floor_divide.default, aten.floor_divide.Scalar):
+        table[op] = _of_floats(floor_quotient, table.get(op))
+    for op in (aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor):
+        table[op] = _of_floats(remainder, table.get(op))
+    table[aten.pow.Tensor_Scalar] = _power(table.get(aten.pow.Tensor_Scalar))
+    return table
+
+
+_CHECKS_VALUES = frozenset(
+    {aten.binary_cross_entropy.default, aten.multi_margin_loss.default, aten.multilabel_margin_loss_forward.default}
+)
+"""Their kernels raise for values that decompositions accept: a probability or a class out of range."""
+
+_Rule = Callable[..., Any]
+
+
+def _divided(rule: _Rule | None) -> _Rule:
+    """Returns a decomposition of ``div``, which truncates integers by operations that report a division by zero.
+
+    The C++ that Inductor writes for it ends the process (torch 2.11 to 2.15).
+    """
+
+    def divided(a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
+        floats = isinstance(b, (float, torch.SymFloat)) or any(
+            value.is_floating_point() for value in (a, b) if isinstance(value, torch.Tensor)
+        )
+        if rounding_mode == "trunc" and not floats:
+            return torch.floor_divide(a - torch.fmod(a, b), b)
+        if rounding_mode == "floor" and _are_floats(a, b):
+            return floor_quotient(a, b)
+        return NotImplemented if rule is None else rule(a, b, rounding_mode=rounding_mode)
+
+    return divided
+
+
+def _of_floats(exact: _Rule, rule: _Rule | None) -> _Rule:
+    def chosen(a: Any, b: Any) -> Any:
+        if _are_floats(a, b):
+            return exact(a, b)
+        return NotImplemented if rule is None else rule(a, b)
+
+    return chosen
+
+
+def _are_floats(a: Any, b: Any) -> bool:
+    plain = all(isinstance(value, torch.Tensor) or type(value) in (int, float, bool) for value in (a, b))
+    return plain and torch.result_type(a, b).is_floating_point
+
+
+def _operands(a: Any, b: Any, rounded: bool) -> tuple[torch.Tensor, torch.Tensor, torch.dtype]:
+    """Returns both operands in the dtype that kernels compute in, and the dtype of the result.
+
+    Args:
+        a: a tensor or number.
+        b: a tensor or number.
+        rounded: numbers and single elements are rounded to the dtype of the result before.
+    """
+    result = torch.result_type(a, b)
+    dtype = torch.float32 if result.itemsize < 4 else result
+    device = next(value.device for value in (a, b) if isinstance(value, torch.Tensor))
+
+    def converted(value: Any) -> torch.Tensor:
+        first = result if rounded else dtype
+        if not isinstance(value, torch.Tensor):
+            return torch.full((), value, dtype=first, device=device).to(dtype)
+        return value.to(first).to(dtype)
+
+    return converted(a), converted(b), result
+
+
+def remainder(a: Any, b: Any) -> torch.Tensor:
+    """Returns the remainder with the sign of the divisor, as eager computes it for floating point numbers."""
+    x, y, dtype = _operands(a, b, rounded=True)
+    exact = torch.fmod(x, y)
+    return torch.where(_differ_in_sign(exact, y), exact + y, exact).to(dtype)
+
+
+def floor_quotient(a: Any, b: Any) -> torch.Tensor:
+    """Returns the quotient rounded down, as eager computes it for floating point numbers."""
+    x, y, dtype = _operands(a, b, rounded=False)
+    rest = torch.fmod(x, y)
+    whole = (x - rest) / y
+    whole = torch.where(_differ_in_sign(rest, y), whole - 1, whole)
+    below, quotient = torch.floor(whole), x / y
+    below = torch.where(whole - below > 0.5, below + 1, below)
+    below = torch.where(whole != 0, below, torch.copysign(torch.zeros_like(quotient), quotient))
+    return torch.where(y == 0, quotient, below).to(dtype)
+
+
+def _differ_in_sign(rest: torch.Tensor, divisor: torch.Tensor) -> torch.Tensor:
+    return (rest != 0) & ((rest < 0) != (divisor < 0))
+
+
+def _power(rule: _Rule | None) -> _Rule:
+    """Returns a decomposition of powers: eager's kernel takes the reciprocal root for -0.5, also of infinity."""
+
+    def power(x: torch.Tensor, exponent: Any) -> Any:
+        if type(exponent) is float and exponent == -0.5 and x.is_floating_point():
+            return torch.rsqrt(x)
+        return NotImplemented if rule is None else rule(x, exponent)
+
+    return power

@@ -1,0 +1,51 @@
+"""Inductor's code is right for values that no earlier call had: a graph is compared with eager at its first run only."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import sidefx_train
+
+INF, NAN = math.inf, math.nan
+QUOTIENTS = {
+    "floor": lambda x, y: x // y,
+    "floor of a number": lambda x, y: torch.div(x, 0.1, rounding_mode="floor"),
+    "remainder": lambda x, y: x % y,
+    "remainder of a number": lambda x, y: torch.remainder(x, 0.1),
+    "number over": lambda x, y: torch.remainder(7.5, y),
+    "narrow": lambda x, y: (x.bfloat16() // y.bfloat16(), x.half() % 0.1),
+    "narrow by numbers": lambda x, y: (x.half() // 0.1, 7.5 % y.bfloat16(), x.bfloat16() % 0.3),
+    "doubles": lambda x, y: (x.double() // y, x.double() % y),
+}
+OTHERS = {
+    "product with zero": lambda x, y: x * 0,
+    "sum with an unused product": lambda x, y: y + 0 * x.sum(),
+    "softshrink": lambda x, y: F.softshrink(x),
+    "logarithm of expm1": lambda x, y: torch.log(torch.expm1(x)),
+    "elu": lambda x, y: F.elu(x),
+    "atanh": lambda x, y: torch.atanh(x),
+    "reciprocal root": lambda x, y: x**-0.5,
+}
+
+
+@pytest.mark.parametrize("functions", [QUOTIENTS, OTHERS], ids=["quotients", "others"])
+def test_values_at_the_edges_after_plain_ones(functions):
+    """Regression: ``1.0 // 0.1`` was 10 and ``1e10 % 0.7`` 0; ``NaN * 0`` was 0, and so was ``expm1(1e-8)``."""
+
+    def step(x, y):
+        return [function(x, y) for function in functions.values()]
+
+    compiled = sidefx_train.compile(step, rng="eager", warmup="now", fullgraph=True)
+    compiled(torch.rand(48) + 1, torch.rand(48) + 1)
+    x = torch.tensor([1.0, 6.0, -0.3, 1e-8, 5e8, 1e10, -7.0, 0.9, INF, -INF, NAN, 0.0]).repeat(4)
+    y = torch.tensor([0.1, 0.1, 0.1, 0.3, 0.1, 0.7, 2.0, -0.3, 2.0, 1.0, 1.0, 3.0]).repeat(4)
+    tiny = torch.tensor([1e-8, -1e-8, 1e-30, -0.0]).repeat(12)
+    for inputs in ((x, y), (-x, y), (x, -y), (tiny, y), (x, y * 0)):
+        for name, found, wanted in zip(functions, compiled(*inputs), step(*inputs), strict=True):
+            close = torch.testing.assert_close
+            close(found, wanted, rtol=1e-5, atol=0, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}")
+    assert compiled.report().replays

@@ -1,7 +1,8 @@
-"""Decompositions for Inductor: its own, without those that accept what kernels refuse, and with exact divisions."""
+"""Decompositions for Inductor: its own, but those that accept what kernels refuse, and rules with eager's values."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,9 @@ def inductor_decompositions() -> dict[Any, Any]:
     for op in (aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor):
         table[op] = _of_floats(remainder, table.get(op))
     table[aten.pow.Tensor_Scalar] = _power(table.get(aten.pow.Tensor_Scalar))
+    for dims, op in ((2, aten.max_pool2d_with_indices.default), (3, aten.max_pool3d_with_indices.default)):
+        if op in table:
+            table[op] = _pooled(table[op], dims)
     return table
 
 
@@ -115,6 +119,47 @@ def floor_quotient(a: Any, b: Any) -> torch.Tensor:
 
 def _differ_in_sign(rest: torch.Tensor, divisor: torch.Tensor) -> torch.Tensor:
     return (rest != 0) & ((rest < 0) != (divisor < 0))
+
+
+def _pooled(rule: _Rule, dims: int) -> _Rule:
+    """Returns a decomposition of pooling by the maximum whose indices are in the input.
+
+    Upstream, a window of nothing but minus infinity has its maximum in the padding before the input: the index is
+    negative, and the backward writes outside of the gradient's memory (torch 2.13). Eager takes the first element.
+    """
+
+    def pooled(
+        x: torch.Tensor,
+        kernel_size: Any,
+        stride: Any = (),
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
+    ) -> Any:
+        made = rule(x, kernel_size, stride, padding, dilation, ceil_mode)
+        paddings = _of_each(padding, dims)
+        if made is NotImplemented or not any(paddings):
+            return made
+        values, indices = made
+        sizes, counts = x.shape[-dims:], values.shape[-dims:]
+        steps = zip(
+            sizes, counts, _of_each(stride or kernel_size, dims), paddings, _of_each(dilation, dims), strict=True
+        )
+        first: Any = 0
+        for size, count, step, padded, distance in steps:
+            place = torch.arange(count, device=x.device) * step - padded
+            place = torch.where(place < 0, place % distance, place)
+            first = place if isinstance(first, int) else first.unsqueeze(-1) * size + place
+        lowest = -math.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
+        return values, torch.where(values == lowest, first, indices)
+
+    return pooled
+
+
+def _of_each(setting: Any, dims: int) -> list[int]:
+    """Returns a setting of pooling for each dimension."""
+    given = list(setting) if isinstance(setting, (list, tuple)) else [setting]
+    return given * dims if len(given) == 1 else given
 
 
 def _power(rule: _Rule | None) -> _Rule:

@@ -1,4 +1,4 @@
-"""Inductor's code is right for values that no earlier call had: a graph is compared with eager at its first run only."""
+"""Inductor's code is right for values that no call had before: only its first run is compared with the captured graph."""
 
 from __future__ import annotations
 
@@ -48,4 +48,30 @@ def test_values_at_the_edges_after_plain_ones(functions):
         for name, found, wanted in zip(functions, compiled(*inputs), step(*inputs), strict=True):
             close = torch.testing.assert_close
             close(found, wanted, rtol=1e-5, atol=0, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}")
+    assert compiled.report().replays
+
+
+def test_windows_of_minus_infinity():
+    """Regression: the maximum was found in the padding, and the backward wrote outside of the gradient's memory."""
+    pools = {
+        "rows": lambda x: F.max_pool1d(x[0], 3, 2, 1),
+        "images": lambda x: F.max_pool2d(x, 3, 2, 1),
+        "dilated": lambda x: F.max_pool2d(x, 2, 1, 1, dilation=2),
+        "volumes": lambda x: F.max_pool3d(x[None], 3, 2, 1, ceil_mode=True),
+        "without padding": lambda x: F.max_pool2d(x, 2),
+    }
+
+    def step(x):
+        x = x.detach().requires_grad_()
+        found = [pool(x) for pool in pools.values()]
+        gradients = torch.autograd.grad(sum(values.exp().sum() + values.clamp(min=0).sum() for values in found), x)
+        return *found, *gradients, F.max_pool2d(x, 3, 2, 1, return_indices=True)[1]
+
+    compiled = sidefx_train.compile(step, rng="eager", warmup="now", fullgraph=True)
+    compiled(torch.rand(2, 3, 7, 6))
+    for rows in (1, 4, 7):
+        x = torch.randn(2, 3, 7, 6)
+        x[:, :2, :rows] = -INF
+        for found, wanted in zip(compiled(x), step(x), strict=True):
+            torch.testing.assert_close(found, wanted)
     assert compiled.report().replays

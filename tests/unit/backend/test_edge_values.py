@@ -1,4 +1,4 @@
-"""Inductor's code is right for values that no call had before: only its first run is compared with the captured graph."""
+"""Inductor's code is right for values that its first run, which is compared with the captured graph, did not have."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ import types
 import warnings
 from collections import deque
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -55,6 +56,22 @@ def logs_before_counting(state, loss):
         state.seen.append(loss.detach())
     state.n += 1
     return state.n
+
+
+def keeps_an_array(state, loss):
+    state.losses[state.n] = loss.item()
+    state.n += 1
+    recent = state.losses[: state.n]
+    if recent[-1] < recent.mean():
+        state.seen.append(float(recent.std()))
+    return recent.max(), loss.detach()
+
+
+def test_a_numpy_array_of_losses():
+    """The step writes to it and reads what it holds: one graph, whatever the numbers are."""
+    make = trained(keeps_an_array, losses=np.zeros(20))
+    report = parity(make, steps=12)
+    assert runs_natively(report), f"{report}"
 
 
 def warms_up(state, loss):

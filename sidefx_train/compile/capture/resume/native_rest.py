@@ -207,16 +207,15 @@ class Decisions:
         self, frames: list[Frame], stop: Unsupported, known: frozenset[Place]
     ) -> tuple[StopPoint, ...]:
         """Returns where a native rest may begin if the step reads a value that the graph computes (``if loss < best``),
-        and its code does not compute with tensors after that."""
+        or writes to a NumPy array, and its code does not compute with tensors after that."""
         depth = next((i for i, frame in enumerate(frames) if frame.began > self.touched), None)
-        if stop.code not in _VALUE_CODES or depth is None or not known.isdisjoint(self._places):
+        is_native = stop.code in _VALUE_CODES or (stop.of_host and self.touched > 0)
+        if not is_native or depth is None or not known.isdisjoint(self._places):
             return ()
         if _compute_later(frames[-1]) or not all(map(_only_reads, frames)):
             return ()
         first = self._first or _Decision(frames[depth].began, depth + 1, stop.location)
-        return (
-            StopPoint(first.count, first.depth, "", f"decides on a value: {stop.reason}", first.location, native=True),
-        )
+        return (StopPoint(first.count, first.depth, "", f"{_why(stop)}{stop.reason}", first.location, native=True),)
 
     def _finds_callable(self, frame: Frame, index: int) -> bool:
         name = frame.instructions[index].name
@@ -245,6 +244,10 @@ class Decisions:
             if frame is None or frame.code in COPYING:
                 return
             yield frame
+
+
+def _why(stop: Unsupported) -> str:
+    return "" if stop.of_host else "decides on a value: "
 
 
 def _is_scheduler(frame: Frame) -> bool:

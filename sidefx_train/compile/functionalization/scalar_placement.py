@@ -9,7 +9,7 @@ after the graph; if tensors depend on them, they stay tensors.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,11 +103,11 @@ class HostProgram:
         return [f"{name} = {expr}" for name, (expr, _) in self.lines.items() if name in needed]
 
 
-def _constant(node: fx.Node) -> float | None:
-    """Returns the number in a 0-dim tensor on the CPU that the step makes of a constant."""
-    while node.target in _SAME_VALUE:
+def _constant(node: fx.Node, unchanged: Callable[[fx.Node], bool]) -> float | None:
+    """Returns the number in a 0-dim tensor on the CPU that the step makes of a constant, and has not written to."""
+    while node.target in _SAME_VALUE and unchanged(node):
         node = node.args[0]  # type: ignore[assignment]
-    if node.op != "get_attr" or not isinstance(node.target, str):
+    if not unchanged(node) or node.op != "get_attr" or not isinstance(node.target, str):
         return None
     value = getattr(node.graph.owning_module, node.target, None)
     known = isinstance(value, torch.Tensor) and value.dim() == 0 and value.device.type == "cpu"
@@ -161,9 +161,9 @@ class _Planner:
         self._by_expression: dict[str, str] = {}
         self.late: set[fx.Node] = set()
         self.sizes: set[fx.Node] = set()
-        self.counters: dict[fx.Node, str | None] = {}  # root -> variable with its current value, None: not a counter
-        self.values: dict[fx.Node, str] = {}  # out-of-place counter results
+        self.counters: dict[fx.Node, str | None] = {}  # root -> variable with its current value, None: not known
         self.kept: dict[fx.Node, Kept] = {}
+        self.written: set[fx.Node] = set()  # roots, by the nodes visited so far
         self.aliases = aliases
         self.functions = compat.host_functions()
         placeholders = [n for n in graph.nodes if n.op == "placeholder"]
@@ -178,6 +178,7 @@ class _Planner:
         for node in graph.nodes:
             if node.op == "call_function":
                 self._visit(node)
+                self.written |= self.aliases.writes(node)
 
     def _define(self, expression: str, reads: Iterable[str]) -> str:
         if expression not in self._by_expression:
@@ -211,7 +212,7 @@ class _Planner:
         choice: Any = node.args[1]
         flag, _, old = choice.args
         value = self.counters[root]
-        if value is None or self.values.get(old) != self.entry[root]:
+        if value is None or root not in self.entry or self.counters.get(old) != self.entry[root]:
             return None
         copied = flag if flag.target is aten._to_copy.default else None
         flag = flag if copied is None else copied.args[0]
@@ -246,10 +247,12 @@ class _Planner:
     def _counter_value(self, arg: Any) -> str | None:
         if not isinstance(arg, fx.Node):
             return None
-        if arg in self.values:
-            return self.values[arg]
-        roots = self.aliases.roots[arg]
-        return self.counters.get(next(iter(roots))) if len(roots) == 1 else None
+        if len(self.aliases.roots[arg]) != 1:
+            return None
+        (root,) = self.aliases.roots[arg]
+        if root not in self.counters or arg.meta["val"].dtype is not root.meta["val"].dtype:  # a view of the bits
+            return None
+        return self.counters[root]
 
     def _operand(self, value: Any) -> str | None:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -265,7 +268,7 @@ class _Planner:
             return [self._operand(value) for value in node.args[1]]
         added = node.args[1]
         if isinstance(added, fx.Node) and isinstance(added.meta.get("val"), torch.Tensor):
-            constant = _constant(added)
+            constant = _constant(added, lambda each: not self.aliases.roots[each] & self.written)
             added = None if constant is None or node.kwargs.get("alpha", 1) != 1 else constant
         return [self._operand(added)] * len(tensors)
 
@@ -273,8 +276,8 @@ class _Planner:
         """Tracks ``counter += number`` and ``*=``; returns True if the effect on every counter is known."""
         if node.target in _SAME_VALUE:
             value = self._counter_value(node.args[0])
-            if value is not None and node.target is not aten.detach.default and node.target is not aten.alias.default:
-                self.values[node] = value
+            if value is not None and node in self.aliases.roots[node]:  # a copy, which may be written to
+                self.counters[node] = value
             return True
         if node.target in _FOREACH_UPDATES:
             tensors: Any = node.args[0]
@@ -293,7 +296,7 @@ class _Planner:
         if written_args(node):
             self._advance(node.args[0], sign, right)
         else:
-            self.values[node] = self._result(left, sign, right, node.meta["val"].dtype)
+            self.counters[node] = self._result(left, sign, right, node.meta["val"].dtype)
         return True
 
     def _advance(self, tensor: fx.Node, sign: str, step: str) -> None:
@@ -343,7 +346,8 @@ def render_number(node: fx.Node, names: dict[fx.Node, str], functions: dict[Any,
 def plan_scalars(graph: fx.Graph, inputs: tuple[GraphInput, ...], aliases: Aliases) -> ScalarPlan:
     """Places the number nodes of a captured graph."""
     planner = _Planner(graph, inputs, aliases)
-    changed = {root: name for root, name in planner.counters.items() if name and planner.entry[root] != name}
+    ends = {root: planner.counters[root] for root in planner.entry}
+    changed = {root: name for root, name in ends.items() if name and planner.entry[root] != name}
     return ScalarPlan(planner.host, planner.late, planner.sizes, changed, planner.kept)
 
 

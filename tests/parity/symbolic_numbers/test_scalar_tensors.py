@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
+import sidefx_train
 from sidefx_train.compile.capture.world.symbolic_numbers import scalar_tensors
 from tests.support.parity import Program, batches, mlp, parity
 from tests.support.training_steps import trained
@@ -224,3 +225,71 @@ def test_counters_that_an_optimizer_keeps_on_its_device(foreach, monkeypatch):
         return Program(step, batches((5, 6), classes=3), (model, optimizer))
 
     parity(make, steps=6, captures=None)
+
+
+# ---------------------------------------------------------------------- numbers of copies that are written to
+
+
+def _through_data(x):
+    t = x.clone()
+    t.data.mul_(3)
+    return t.item() > 2 * x.item(), t
+
+
+def _through_a_view(x):
+    t = x.clone()
+    t.view(1)[0] = 9.0
+    return t.item(), t
+
+
+def _detached(x):
+    t = x.clone()
+    u = t.detach()
+    u.add_(1)
+    v = t.clone()
+    t.add_(1)
+    return t.item(), u.item(), v.item()
+
+
+def _several(x):
+    t = x.clone()
+    torch._foreach_add_([t, x], 1)
+    torch._foreach_mul_([t], 5)
+    return t.item(), x.item(), t
+
+
+def _result(x):
+    t = x + 1
+    t.view(1).mul_(2)
+    s = t * 3
+    t.zero_()
+    return s.item(), t.item(), t
+
+
+def _bits(x):
+    bits = x.view(torch.int32).item()
+    t = x.clone()
+    v = t.view(torch.int32)
+    v.add_(1)
+    x.view(torch.int32).add_(1)
+    return bits, t.item(), v.item(), x.item()
+
+
+def _written_constant(x):
+    step = torch.tensor(2.0)
+    step.view(1)[0] = 5.0
+    torch._foreach_add_([x], step)
+    return x.item()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize(
+    "step", [_through_data, _through_a_view, _detached, _several, _result, _bits, _written_constant]
+)
+def test_numbers_after_writes_through_other_tensors(step, backend):
+    compiled = sidefx_train.compile(step, backend=backend, warmup="now", verify=0)
+    for start in (3.0, 3.0, 4.5):
+        ours, theirs = torch.tensor(start), torch.tensor(start)
+        assert compiled(ours) == step(theirs)
+        assert torch.equal(ours, theirs)
+    assert compiled.report().replays == 3

@@ -94,7 +94,7 @@ def _of_input(world: CaptureContext, record: TensorRecord, before: fx.Node | Non
         return None
     if writes and record.real.untyped_storage().nbytes() != record.real.element_size():
         return None  # they may write other elements of the same storage
-    added = [_added(world, node) for node in writes]
+    added = [_added(world, node, record.real.dtype) for node in writes]
     if any(amount is None for amount in added):
         return None
     if record.real.dtype == torch.float32 and not all(_is_integer(amount) for amount in added):
@@ -192,10 +192,12 @@ def _sizes(tensor: torch.Tensor) -> tuple[int, ...]:
     return tuple(size if safe_isinstance(size, int) else 0 for size in tensor.shape)
 
 
-def _added(world: CaptureContext, node: fx.Node) -> Any:
-    """Returns what an operation adds to each tensor it writes to, if it does only that; else ``None``."""
+def _added(world: CaptureContext, node: fx.Node, dtype: torch.dtype) -> Any:
+    """Returns what an operation adds to each tensor it writes to, if it does only that to ``dtype``; else ``None``."""
     sign = _ADDITIONS.get(node.target)
     if sign is None or len(node.args) != 2 or node.kwargs.get("alpha", 1) != 1:
+        return None
+    if any(each.meta["val"].dtype is not dtype for each in written_args(node)):  # a view of the bits
         return None
     amount = _amount(world, node.args[1])
     return None if amount is None else amount if sign > 0 else -amount

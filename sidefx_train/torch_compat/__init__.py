@@ -96,6 +96,7 @@ from sidefx_train.torch_compat.distributed.reducer import has_final_buckets as h
 from sidefx_train.torch_compat.distributed.reducer import is_finalized as is_finalized
 from sidefx_train.torch_compat.distributed.reducer import leaves_behind as leaves_behind
 from sidefx_train.torch_compat.distributed.reducer import mark_used as mark_used
+from sidefx_train.torch_compat.distributed.reducer import prepare_reducer as prepare_reducer
 from sidefx_train.torch_compat.distributed.reducer import reset_used as reset_used
 from sidefx_train.torch_compat.distributed.reducer import sent_by_hook as sent_by_hook
 from sidefx_train.torch_compat.distributed.reducer import tensors_in as tensors_in

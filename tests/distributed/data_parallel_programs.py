@@ -165,11 +165,31 @@ def two_forwards(s: State, x, y):
 
 
 def reads_loss(s: State, x, y):
+    """Asserts a condition, and branches, on the loss between the forward and its backward."""
     loss = s.loss(s.net(x), y)
-    if loss.item() > -1:
-        loss.backward()
+    assert loss.item() < 1e6
+    total = loss.detach().clone()
+    torch.distributed.all_reduce(total)
+    if total.item() > 2 * loss.item():
+        loss = loss * 2
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(s.net.parameters(), 0.5)
     s.optimizer.step()
     s.optimizer.zero_grad()
+    s.losses.append(loss.detach())
+
+
+def reads_between_forwards(s: State, x, y):
+    first = s.net(x)
+    if first.sum() > 0:
+        first = first * 2
+    loss = s.loss(first, y) + s.loss(s.net(x + 1), y)
+    if loss > 0.5:
+        loss = loss / 2
+    loss.backward()
+    s.optimizer.step()
+    s.optimizer.zero_grad(set_to_none=False)
+    s.losses.append(loss.detach())
 
 
 class Numbered(nn.Module):
@@ -312,5 +332,9 @@ PROGRAMS = {
     "static graph, unused": Program(Partly, _vectors, options={"static_graph": True, **MANY}),
     "break in the model": Program(Numbered, _vectors, eager="getpid"),
     "break before": Program(mlp, _vectors, begins_natively, divided=True),
-    "loss read between": Program(mlp, _vectors, reads_loss, eager="before all of its gradients are ready"),
+    "loss read between": Program(cnn, _images, reads_loss, divided=True, options=MANY),
+    "loss read between, views": Program(mlp, _vectors, reads_loss, divided=True, options=VIEWS),
+    "loss read between, fp16 hook": Program(mlp, _vectors, reads_loss, hook=default_hooks.fp16_compress_hook, divided=True),
+    "read between forwards": Program(cnn, _images, reads_between_forwards, divided=True),
+    "loss read, finding unused": Program(mlp, _vectors, reads_loss, options=FINDS_UNUSED, eager="whose parameters"),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import weakref
@@ -34,6 +35,7 @@ FEW = (
     "accumulation, finding unused",
     "static graph, unused",
     "break in the model",
+    "loss read between",
 )
 """Programs of the fast test."""
 
@@ -107,7 +109,7 @@ def _another_size(state: State, call: int, batch: Any) -> Any:
 
 
 def _breaks(s: State, x: Any, y: Any) -> None:
-    """Reads the loss between forward and backward if there is no other way: the step cannot be captured."""
+    """Reads the loss between forward and backward: the real reducer takes over."""
     loss = s.loss(s.net(x), y)
     assert loss.item() == loss.item()
     loss.backward()
@@ -141,7 +143,33 @@ def _disagreements(rank: int) -> None:
         broken = Program(program.model, program.batch, _breaks, options=program.options)
         found, step = _trained(broken if rank == 0 else program, rank, _captured)
         _check_equal(f"{name}, a break", found, expected)
-        assert (step.report().replays == 0) == (rank == 0), str(step.report())
+        assert step.report().replays == CALLS - UNTIL_FINAL, str(step.report())
+        assert bool(step.report().breaks) == (rank == 0), str(step.report())
+
+
+def _backward_outside(rank: int) -> None:
+    """A wrapper, or a function that calls it, is captured; the backward and the reduction run outside."""
+    program = PROGRAMS["batch norm, many buckets"]
+
+    def trained(which: str, compiled: Callable[[Any], Any]) -> tuple[State, Any]:
+        state, generator = program.state(), torch.Generator().manual_seed(rank)
+        wanted = compiled(state.net if which == "wrapper" else lambda x, y: state.loss(state.net(x), y))
+        for call in range(CALLS):
+            with state.net.no_sync() if call % 3 == 1 else contextlib.nullcontext():
+                x, y = program.batch(generator)
+                loss = state.loss(wanted(x), y) if which == "wrapper" else wanted(x, y)
+                loss.backward()
+            if call % 3 != 1:
+                state.optimizer.step()
+                state.optimizer.zero_grad()
+            state.losses.append(loss.detach())
+        return state, wanted
+
+    for which in ("wrapper", "loss"):
+        expected, _ = trained(which, _plain)
+        found, wanted = trained(which, _captured if rank else _plain)
+        _check_equal(f"a compiled {which}", found, expected)
+        assert not rank or (wanted.report().replays >= CALLS - 3 and not wanted.report().breaks), str(wanted.report())
 
 
 def _eager_in_between(rank: int) -> None:
@@ -283,6 +311,7 @@ def _many_checks(rank: int) -> None:
     _reducers(rank)
     _programs(rank, (0, 1), FEW)
     _disagreements(rank)
+    _backward_outside(rank)
     _eager_in_between(rank)
     _unused_without_saying_so(rank)
 

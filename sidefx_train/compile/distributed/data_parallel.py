@@ -165,6 +165,15 @@ class _Wrapper:
         if reduces:
             self.reduction.prepare(self._unused(outputs))
 
+    def leave_to_reducer(self, reduction: Reduction) -> None:
+        """Prepares the real reducer after the graph: the backward runs outside, and its hooks reduce the gradients."""
+        if reduction.has_begun:
+            self.refuse("the step ends before all of its gradients are ready")
+        if self.finds_unused or self.get("static_graph"):
+            self.refuse("the step ends before its backward, whose parameters the reducer counts")
+        reduction.leave()
+        self.world.defer(compat.prepare_reducer, (self.get("reducer"),), {})
+
     def _new_reduction(self) -> Reduction:
         with compat.real_world():
             buckets = compat.gradient_buckets(self.real.reducer)
@@ -302,10 +311,10 @@ def _forward(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 @registry.AT_END.append
 def _check_reductions(world: TraceWorld) -> None:
-    """Refuses a step that ends before the gradients of a forward have been reduced."""
+    """Leaves the gradients of a forward to the real reducer if the step, or a part of it, ends before its backward."""
     for wrapper in world.wrappers.values():
         if wrapper.reduction is None:
             continue
         if wrapper.reduction.expecting:
-            wrapper.refuse("the step ends before all of its gradients are ready")
+            wrapper.leave_to_reducer(wrapper.reduction)
         wrapper.reduction.end()

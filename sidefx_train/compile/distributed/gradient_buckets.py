@@ -85,6 +85,16 @@ class Reduction:
         """Returns the parameters of all buckets."""
         return [variable for bucket in self._buckets for variable in bucket]
 
+    @property
+    def has_begun(self) -> bool:
+        """Returns True if a gradient is ready in the reduction that is expected."""
+        return any(variable.piece is not None for variable in self.variables())
+
+    def leave(self) -> None:
+        """Leaves the reduction that is expected to the real reducer."""
+        self.expecting = False
+        self.close()
+
     def close(self) -> None:
         """Removes the hooks: through them, nodes refer to the capture, which Python's collector cannot see."""
         for handle in self._handles:
@@ -103,7 +113,7 @@ class Reduction:
         Args:
             unused: parameters that take no part in it.
         """
-        if self.expecting and any(variable.piece is not None for variable in self.variables()):
+        if self.expecting and self.has_begun:
             self._refuse("its forward is called before the reduction of an earlier backward has finished")
         self.expecting, self._unused = True, unused
         self._reset()

@@ -75,7 +75,10 @@ def capture(
         CaptureFailed: the step cannot be captured; nothing outside was changed.
     """
 
+    needed: list[Specialization] = []
+
     def once(known: Specialization, point: StopPoint | None) -> Captured | Specialization | StopPoint:
+        needed.append(known)
         return CaptureRun(fn, args, kwargs, name, known, point, in_order).run()
 
     replaced = replaced_arithmetic()
@@ -99,6 +102,10 @@ def capture(
                     stop.without_break = stop.without_break or again.reason
                     if again.code == "SFX107":  # autograd cannot be split there, nor further out
                         break
+        if any(known.assumes_nothing for known in needed) and not spec.assumes_nothing:
+            # A part may not assume the conditions before its end: it ends at the first of them instead.
+            spec = replace(spec, assumes_nothing=True)
+            return capture(fn, args, kwargs, name, spec, in_parts, in_order)
         raise stop
     finally:
         del stop  # its traceback holds this frame, and what all callers hold
@@ -310,8 +317,6 @@ class CaptureRun:
             world.heap.refuse("SFX107", "the backward runs outside of a step that uses tensor subclasses")
         if residual.differentiates and world.functions.around:
             world.heap.refuse("SFX111", "the backward runs outside of a step inside a TorchFunctionMode")
-        if residual.differentiates and has_collectives:
-            world.heap.refuse("SFX103", "calls collectives in a step whose backward runs outside of it")
         if residual.differentiates:
             _count_writes(world)  # those of the forward: the backward counts its own when it runs
             world.random_draws.end()
@@ -319,6 +324,8 @@ class CaptureRun:
             recorded = record_backward(world, residual, self.in_order)
             residual = planned()  # Python code in the backward may have read more
             joint = extract_graphs(world, residual, recorded)
+            if has_collectives:
+                _refuse_outside_collectives(world, joint)
         guards = all_guards(world)
         self_invalidated = first_self_invalidated(world, guards, effects)
         if joint is None:
@@ -412,6 +419,12 @@ def _refuse_differentiated_wrappers(world: TraceWorld) -> None:
     which = next(filter(None, (world.tracer.proxy_mode.differentiated, *leaves)), None)
     if which is not None:
         world.heap.refuse("SFX107", f"the backward outside of the step passes through tensor subclasses ({which})")
+
+
+def _refuse_outside_collectives(world: TraceWorld, joint: JointGraph) -> None:
+    """Refuses collectives outside of the forward of a step whose backward runs outside: the engine decides when."""
+    if any(communicates(graph.module.graph) for graph in joint.graphs if graph is not joint.forward):
+        world.heap.refuse("SFX103", "calls collectives in a backward that runs outside of the step")
 
 
 def _made_generators(world: TraceWorld, traced: TracedGraph) -> list[torch.Generator]:

@@ -67,6 +67,12 @@ def is_finalized(wrapper: Any) -> bool:
     return True
 
 
+def prepare_reducer(reducer: Any) -> None:
+    """Prepares the reducer as a forward does whose backward reduces the gradients of all parameters."""
+    reducer.prepare_for_forward()
+    reducer.prepare_for_backward([])
+
+
 def mark_used(reducer: Any, indices: tuple[int, ...]) -> None:
     """Tells the reducer that gradients were accumulated in a backward without reduction."""
     for index in indices:

@@ -87,6 +87,8 @@ from sidefx_train.torch_compat.distributed.dtensors import spec_of as spec_of
 from sidefx_train.torch_compat.distributed.fsdp import FullyShardedNames as FullyShardedNames
 from sidefx_train.torch_compat.distributed.fsdp import chunk_cat as chunk_cat
 from sidefx_train.torch_compat.distributed.fsdp import fully_sharded_names as fully_sharded_names
+from sidefx_train.torch_compat.distributed.reducer import BEGIN_FORWARD as BEGIN_FORWARD
+from sidefx_train.torch_compat.distributed.reducer import END_FORWARD as END_FORWARD
 from sidefx_train.torch_compat.distributed.reducer import after_backward as after_backward
 from sidefx_train.torch_compat.distributed.reducer import builtin_hook as builtin_hook
 from sidefx_train.torch_compat.distributed.reducer import coalesced as coalesced

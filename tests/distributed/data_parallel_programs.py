@@ -204,6 +204,21 @@ class Numbered(nn.Module):
         return self.second(x) + 0 * (os.getpid() > 0)
 
 
+class Branching(nn.Module):
+    """Branches on a tensor between two layers, which share a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        x = self.norm(self.first(x)) * self.scale
+        if x.sum() > 0:
+            x = x.relu()
+        return self.second(x) * self.scale
+
+
 class Alternating(nn.Module):
     """Uses one of two layers, or both."""
 
@@ -330,11 +345,16 @@ PROGRAMS = {
     "bucket views, accumulation": Program(mlp, _vectors, accumulates, options=VIEWS, graphs=3),
     "static graph": Program(mlp, _vectors, options={"static_graph": True}),
     "static graph, unused": Program(Partly, _vectors, options={"static_graph": True, **MANY}),
-    "break in the model": Program(Numbered, _vectors, eager="getpid"),
+    "break in the model": Program(Numbered, _vectors, divided=True, options=MANY),
+    "branch in the model": Program(Branching, _vectors, divided=True),
+    "branch in the model, accumulation": Program(Branching, _vectors, accumulates_inside, divided=True, options=MANY),
+    "branch in the model, finding unused": Program(Branching, _vectors, divided=True, options=FINDS_UNUSED),
     "break before": Program(mlp, _vectors, begins_natively, divided=True),
     "loss read between": Program(cnn, _images, reads_loss, divided=True, options=MANY),
     "loss read between, views": Program(mlp, _vectors, reads_loss, divided=True, options=VIEWS),
-    "loss read between, fp16 hook": Program(mlp, _vectors, reads_loss, hook=default_hooks.fp16_compress_hook, divided=True),
+    "loss read between, fp16 hook": Program(
+        mlp, _vectors, reads_loss, hook=default_hooks.fp16_compress_hook, divided=True
+    ),
     "read between forwards": Program(cnn, _images, reads_between_forwards, divided=True),
     "loss read, finding unused": Program(mlp, _vectors, reads_loss, options=FINDS_UNUSED, eager="whose parameters"),
 }

@@ -34,7 +34,7 @@ FEW = (
     "unused, kept gradients",
     "accumulation, finding unused",
     "static graph, unused",
-    "break in the model",
+    "branch in the model",
     "loss read between",
 )
 """Programs of the fast test."""

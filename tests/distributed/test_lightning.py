@@ -78,6 +78,17 @@ class Descending(Synchronized):
         return torch.optim.SGD(self.parameters(), lr=0.05)
 
 
+class Branching(Descending):
+    """Branches on the loss in ``training_step``, which Lightning calls in the wrapper's forward."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        if loss > 1:
+            loss = loss / 2
+        self.log("after", loss, sync_dist=True)
+        return loss
+
+
 class Sharded(Descending):
     """Its layers are sharded by FSDP2."""
 
@@ -122,7 +133,9 @@ def _in_a_launched_process(rank: int) -> None:
     os.environ.update({name: str(value) for name, value in {**place, **started}.items()})
 
 
-def _parity(rank: int, make: Any, folder: Path, capturing: tuple[int, ...] = (0, 1), **options: Any) -> Any:
+def _parity(
+    rank: int, make: Any, folder: Path, capturing: tuple[int, ...] = (0, 1), warnings: int = 0, **options: Any
+) -> Any:
     """Fits eagerly and captured, compares all state, and returns the report."""
     callback = sidefx_train.SideFXCompile(backend="eager") if rank in capturing else None
     options = {**OPTIONS, **options}
@@ -133,7 +146,7 @@ def _parity(rank: int, make: Any, folder: Path, capturing: tuple[int, ...] = (0,
     same(expected.state(), found.state(), "fit", True)
     same(expected.rows, found.rows, "logged rows", True)
     replicated = (each for each in found.module.parameters() if not isinstance(each, DTensor))
-    assert not found.warnings, found.warnings
+    assert len(found.warnings) == (warnings if rank in capturing else 0), found.warnings
     assert all(map(agree, replicated))
     return found.report
 
@@ -151,6 +164,8 @@ def _fits(rank: int, folder: Path) -> None:
     accumulated = {"accumulate_grad_batches": 2, "capturing": (1,)}
     report = _parity(rank, Synchronized, folder / "accumulated", **accumulated)
     assert rank == 0 or _captured(report), str(report)
+    report = _parity(rank, Branching, folder / "branching", capturing=(1,), warnings=1)
+    assert rank == 0 or (report.replays == report.calls - 2 and len(report.breaks) == 1), str(report)
     _left(rank, folder)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -16,16 +17,13 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.capture.interpreter.interpreter import Suspended
 from sidefx_train.compile.capture.shadows.records import TensorRecord
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.distributed_models import CODE, refuse_whole
-from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.trace_rules import describe
 from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.distributed.bucket_memory import BucketMemory, Variable, found_views
 from sidefx_train.compile.distributed.gradient_buckets import Communication, Reduction
-from sidefx_train.errors import Unsupported
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
@@ -51,7 +49,8 @@ class _Wrapper:
     def __init__(self, world: TraceWorld, shadow: Any) -> None:
         record = world.heap.record_of(shadow)
         self.world, self.shadow = world, shadow
-        self.label = "a wrapper" if record is None else record.source.label
+        label = "" if record is None else record.source.label
+        self.label = "a wrapper" if not label or label.startswith("stack[") else label
         if record is None or type(shadow) is not DistributedDataParallel:
             self.refuse("was created in the step, or is of a subclass")
         self.real: DistributedDataParallel = record.real
@@ -134,16 +133,6 @@ class _Wrapper:
         group = compat.default_group() if state is None else group
         return Communication(group, _size(group), True, None if sent == "unchanged" else sent, **options)
 
-    def call_module(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls the wrapped module. The step is not divided in it: what follows here would be lost."""
-        try:
-            return self.world.interp.call(self.get("module"), args, kwargs)
-        except Suspended:
-            self.refuse("the step is divided in its forward")
-        except Unsupported as stop:
-            stop.whole = True
-            raise
-
     def close(self) -> None:
         """Removes the hooks of the capture."""
         if self.reduction is not None:
@@ -182,13 +171,17 @@ class _Wrapper:
         shadows = self._shadows()
         for index, parameter in enumerate(order):
             shadow = shadows.get(id(parameter))
-            if shadow is None or not shadow.requires_grad:
+            if shadow is not None and shadow.requires_grad:
+                self._variables[id(parameter)] = Variable(index, shadow)
+            elif shadow is not None or not self.world.heap.is_part:
                 self.refuse("a parameter takes no part in its forward")
-            self._variables[id(parameter)] = Variable(index, shadow)
         if len(order) != len(reduced):
             self.refuse("a parameter was replaced since it was created")
-        variables = [[self._variables[id(parameter)] for parameter in bucket] for bucket in buckets]
         how = self.communication()
+        if len(self._variables) < len(order):  # the step is divided in the forward: an earlier part used the others
+            some, how = list(self._variables.values()), replace(how, outside=True)
+            return Reduction(self.world, self.refuse, [some], how, None, self.get("reducer"))
+        variables = [[self._variables[id(parameter)] for parameter in bucket] for bucket in buckets]
         if how.as_views:
             found = [self._found_views(bucket) for bucket in buckets]
             known = list(zip(variables, found, strict=True))
@@ -296,17 +289,29 @@ def _create(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     refuse_whole(CODE, "creates a DistributedDataParallel, which sends its parameters", world.locate())
 
 
-@registry.intercept(DistributedDataParallel.forward)
-def _forward(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if not args:
-        return ABSENT
+def _whole_forward(wrapper: Any, *inputs: Any, **kwargs: Any) -> Any:
+    """The wrapper's forward; interpreted by the capture. Behind a graph break it goes on natively."""
+    inputs, kwargs = wrapper._pre_forward(*inputs, **kwargs)
+    return wrapper._post_forward(wrapper.module(*inputs, **kwargs))
+
+
+registry.interpret_instead(DistributedDataParallel.forward, _whole_forward)
+
+
+@registry.intercept(compat.BEGIN_FORWARD)
+def _begin_forward(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     wrapper = wrapper_of(world, args[0])
     synchronizes = "forward_sync_buffers" if hasattr(wrapper.real, "forward_sync_buffers") else "broadcast_buffers"
     if wrapper.get("require_forward_param_sync") and wrapper.get(synchronizes) and wrapper.real.modules_buffers:
         wrapper.synchronize_buffers()
-    result = wrapper.call_module(args[1:], kwargs)
-    wrapper.before_backward(result)
-    return wrapper.through_sink(result)
+    return args[1:], kwargs
+
+
+@registry.intercept(compat.END_FORWARD)
+def _end_forward(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    wrapper = wrapper_of(world, args[0])
+    wrapper.before_backward(args[1])
+    return wrapper.through_sink(args[1])
 
 
 @registry.AT_END.append

@@ -32,6 +32,7 @@ class Communication:
         dtype: dtype in which a bucket is sent; ``None``: its own.
         finds_unused: every forward finds the parameters that take no part, and processes exchange what they used.
         as_views: gradients are views of buckets.
+        outside: some parameters are not known, so the real reducer must reduce all gradients.
     """
 
     group: Any
@@ -40,6 +41,7 @@ class Communication:
     dtype: torch.dtype | None = None
     finds_unused: bool = False
     as_views: bool = False
+    outside: bool = False
 
 
 class Reduction:
@@ -121,7 +123,9 @@ class Reduction:
     def _hook(self, variable: Variable) -> Callable[..., None]:
         def accumulated(*_: Any) -> None:
             with torch.no_grad():
-                if self.expecting:
+                if self.expecting and self._how.outside:
+                    self._refuse("the step is divided in its forward, and this part has a backward of its own")
+                elif self.expecting:
                     self._accumulated(variable)
                 elif self._how.finds_unused and variable.parameter.grad is not None:
                     self._unsynchronized[variable] = None

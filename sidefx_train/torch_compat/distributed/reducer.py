@@ -7,6 +7,10 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+BEGIN_FORWARD, END_FORWARD = DistributedDataParallel._pre_forward, DistributedDataParallel._post_forward
+"""What the forward of a wrapper does before, and after, it calls the module."""
 
 
 def sent_by_hook(hook: Any) -> torch.dtype | Literal["unchanged"] | None:

@@ -19,7 +19,7 @@ from torch import fx
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.common.source_literals import literal
 from sidefx_train.compile.graph.alias_analysis import Aliases
-from sidefx_train.compile.graph.artifacts import PREDICATED, GraphInput, is_scalar
+from sidefx_train.compile.graph.artifacts import EXACT_IN_FLOAT32, PREDICATED, GraphInput, is_scalar
 from sidefx_train.compile.graph.fx_utils import written_args
 
 aten = torch.ops.aten
@@ -175,6 +175,8 @@ class _Planner:
                 self.counters[node] = self._define(f"a{i}.item()", ())
         self.entry = dict(self.counters)
         self.position = {node: i for i, node in enumerate(placeholders)}
+        steps = (node for node, given in zip(placeholders, inputs, strict=True) if given.counts_steps)
+        self.small = {name for name in map(self.counters.get, steps) if name}  # variables with small integers
         for node in graph.nodes:
             if node.op == "call_function":
                 self._visit(node)
@@ -308,21 +310,22 @@ class _Planner:
 
     def _result(self, left: str, sign: str, right: str, dtype: torch.dtype) -> str:
         """Returns the variable with a sum or product as a kernel of ``dtype`` rounds it."""
+        if dtype == torch.float32 and left in self.small and sign in "+-" and _is_small_integer(right):
+            made = self._define(f"{left} {sign} {right}", (left,))
+            self.small.add(made)
+            return made
         expression = f"{left} {sign} {right}"
-        if dtype == torch.float32 and not (sign in "+-" and _is_small_integer(right)):
+        if dtype == torch.float32:
             expression = f"to_float32(to_float32({left}) {sign} to_float32({right}))"
         return self._define(expression, (left, right))
 
 
 def _is_small_integer(text: str) -> bool:
-    """Returns True for a literal whose sums with counters are exact in float32."""
+    """Returns True for a literal whose sums with small integers are exact in float32."""
     try:
-        return float(text).is_integer() and abs(float(text)) < _EXACT
+        return float(text).is_integer() and abs(float(text)) < EXACT_IN_FLOAT32
     except ValueError:
         return False
-
-
-_EXACT = 2**24
 
 
 def render_number(node: fx.Node, names: dict[fx.Node, str], functions: dict[Any, str]) -> str | None:

@@ -79,6 +79,25 @@ class GraphInput:
     writes: int | None = None
     counter: int | None = None
 
+    @property
+    def counts_steps(self) -> bool:
+        """Whether it is a step counter of an optimizer."""
+        return counts_steps(self.kind, self.source)
+
+
+EXACT_IN_FLOAT32 = 2**24
+"""Integers up to this bound, and their sums up to it, are exact in float32."""
+
+
+def counts_steps(kind: str, label: str) -> bool:
+    """Returns True for a step counter of an optimizer: a small integer, in whatever dtype.
+
+    Args:
+        kind: kind of the input.
+        label: its source expression.
+    """
+    return kind == "static" and label.endswith("['step']")
+
 
 @dataclass(frozen=True)
 class TracedGraph:

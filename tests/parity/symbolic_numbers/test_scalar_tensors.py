@@ -293,3 +293,24 @@ def test_numbers_after_writes_through_other_tensors(step, backend):
         assert compiled(ours) == step(theirs)
         assert torch.equal(ours, theirs)
     assert compiled.report().replays == 3
+
+
+def _counted(x):
+    x.add_(1)
+    x.sub_(3)
+    return x.item(), x.item() > -1.9, x.clone()
+
+
+def _copied_and_counted(x):
+    t = x + 1
+    return t.item(), t
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("step", [_counted, _copied_and_counted])
+def test_sums_with_integers_are_rounded_as_the_kernel_does(step, backend):
+    """Fractions, and integers that float32 does not have; small integers need no break."""
+    compiled = sidefx_train.compile(step, backend=backend, warmup="now", verify=0)
+    for start in (3.0, 2.0**24, 0.1, 2.0**24 - 2, 5.0, 0.3):
+        assert compiled(torch.tensor(start)) == step(torch.tensor(start))
+    assert compiled.report().replays == 6 and len(compiled.report().captures) <= 3

@@ -1,6 +1,6 @@
-"""Gradients reduced between processes that are not captured: eager's weights on every rank, and a reason by name.
+"""Models captured inside and around those that reduce gradients between processes: eager's weights on every rank.
 
-Captured ones are in ``tests/distributed``.
+Steps over such models are in ``tests/distributed``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sidefx_train
 
-CODE = "SFX121"
 KINDS = ("ddp compiled", "compiled inside", "within", "dtensor")
 
 
@@ -97,13 +96,9 @@ def _check(kind):
         others = [torch.empty_like(weight) for _ in range(2)]
         dist.all_gather(others, weight)
         assert torch.equal(*others), f"{kind}: the ranks have drifted apart"
-    if kind == "compiled inside":
-        assert (report.calls, report.replays) == (6, 6), str(report)
-    else:
-        assert (report.calls, report.replays) == (6, 0), str(report)
-        until_final = {"SFX212"} if kind in ("ddp compiled", "within") else set()
-        assert {f.code for f in report.fallbacks} == {CODE} | until_final, str(report)
-        assert report.fallback_count == 6, str(report)
+    until_final = 2 if kind in ("ddp compiled", "within") else 0
+    assert (report.calls, report.replays, report.fallback_count) == (6, 6 - until_final, until_final), str(report)
+    assert {f.code for f in report.fallbacks} <= {"SFX212"}, str(report)
 
 
 def _rank(rank, file, kinds):

@@ -445,9 +445,13 @@ class ShadowTable(ShadowTableAPI):
             tensor._version - record.entry_version
         )
 
+    def item_source(self, record: TensorRecord) -> Source:
+        """Returns the source of the number in a 0-dim tensor."""
+        return self.sources.call(self.sources.slot(record.source, "item"))
+
     def item_of(self, record: TensorRecord) -> Any:
         """Returns the number in a 0-dim CPU tensor at entry: symbolic, or guarded if it is a bool or not finite."""
-        source = self.sources.call(self.sources.slot(record.source, "item"))
+        source = self.item_source(record)
         found = self._numbers_by_source.get(id(source))
         if found is not None:
             return found

@@ -7,6 +7,7 @@ an input of the graph; the step's additions are tracked, as are comparisons and 
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.recording.constant_folding import constant_of
 from sidefx_train.compile.capture.shadows.records import TensorRecord
 from sidefx_train.compile.common.type_checks import safe_isinstance
+from sidefx_train.compile.graph.artifacts import EXACT_IN_FLOAT32, counts_steps
 from sidefx_train.compile.graph.fx_utils import written_args
 
 if TYPE_CHECKING:
@@ -97,12 +99,31 @@ def _of_input(world: CaptureContext, record: TensorRecord, before: fx.Node | Non
     added = [_added(world, node, record.real.dtype) for node in writes]
     if any(amount is None for amount in added):
         return None
-    if record.real.dtype == torch.float32 and not all(_is_integer(amount) for amount in added):
-        return None  # the kernel rounds each sum, and no symbolic number does
     number = world.heap.item_of(record)
+    if record.real.dtype == torch.float32 and added and not _is_exact(world, record, number, added):
+        return None  # the kernel rounds each sum, and no symbolic number does
     for amount in added:
         number = number + amount
     return number
+
+
+def _is_exact(world: CaptureContext, record: TensorRecord, number: Any, added: list[Any]) -> bool:
+    """Returns True if sums of a number at entry and of amounts are exact in float32, which is guarded."""
+    if not all(_is_integer(amount) for amount in added):
+        return False
+    if counts_steps(record.kind, record.source.label):
+        return True
+    with compat.real_world():
+        value = record.real.item()
+    if not value.is_integer():
+        return False
+    sources = world.heap.sources
+    world.heap.guard("is", sources.call(sources.slot(world.heap.item_source(record), "is_integer")), True)
+    if all(type(amount) in (int, float) for amount in added):
+        bound, sums = EXACT_IN_FLOAT32 - sum(abs(amount) for amount in added), [number]
+    else:
+        bound, sums = EXACT_IN_FLOAT32, list(itertools.accumulate(added, initial=number))
+    return all(world.truth(each < bound) and world.truth(each > -bound) for each in sums)
 
 
 def _readable(world: CaptureContext, record: TensorRecord) -> bool:

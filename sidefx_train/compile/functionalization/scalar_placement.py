@@ -63,6 +63,7 @@ _FOREACH_UPDATES = {
 }
 _OF_LAYOUT = {aten.sym_size.int: "size", aten.sym_stride.int: "stride", aten.sym_numel.default: "numel"}
 _SAME_VALUE = (aten.detach.default, aten.alias.default, aten.clone.default, aten.lift_fresh_copy.default)
+_WRAPPED = {torch.int32: "to_int32", torch.int64: "to_int64"}
 _COUNTER_DTYPES = (torch.float32, torch.float64, torch.int64, torch.int32)
 
 
@@ -310,13 +311,15 @@ class _Planner:
 
     def _result(self, left: str, sign: str, right: str, dtype: torch.dtype) -> str:
         """Returns the variable with a sum or product as a kernel of ``dtype`` rounds it."""
-        if dtype == torch.float32 and left in self.small and sign in "+-" and _is_small_integer(right):
+        if dtype != torch.float64 and left in self.small and sign in "+-" and _is_small_integer(right):
             made = self._define(f"{left} {sign} {right}", (left,))
             self.small.add(made)
             return made
         expression = f"{left} {sign} {right}"
         if dtype == torch.float32:
             expression = f"to_float32(to_float32({left}) {sign} to_float32({right}))"
+        elif dtype in _WRAPPED:
+            expression = f"{_WRAPPED[dtype]}({expression})"
         return self._define(expression, (left, right))
 
 

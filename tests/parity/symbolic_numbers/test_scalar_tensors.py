@@ -314,3 +314,20 @@ def test_sums_with_integers_are_rounded_as_the_kernel_does(step, backend):
     for start in (3.0, 2.0**24, 0.1, 2.0**24 - 2, 5.0, 0.3):
         assert compiled(torch.tensor(start)) == step(torch.tensor(start))
     assert compiled.report().replays == 6 and len(compiled.report().captures) <= 3
+
+
+def _generated(x):
+    """A linear congruential generator."""
+    x.mul_(1103515245).add_(12345)
+    t = x * 3 + 1
+    return x.item(), t.item(), bool(t > 0), x.clone()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("step", [_counted, _copied_and_counted, _generated])
+def test_integers_overflow_as_in_the_kernel(step, dtype, backend):
+    compiled = sidefx_train.compile(step, backend=backend, warmup="now", verify=0)
+    for start in (3, torch.iinfo(dtype).max, 5, torch.iinfo(dtype).min + 1, 2**30):
+        assert compiled(torch.tensor(start, dtype=dtype)) == step(torch.tensor(start, dtype=dtype))
+    assert compiled.report().replays == 5

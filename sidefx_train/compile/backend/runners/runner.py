@@ -46,6 +46,8 @@ class RunnerSource:
             "torch": torch,
             "math": math,
             "to_float32": to_float32,
+            "to_int32": to_int32,
+            "to_int64": to_int64,
             "operator": operator,
             "get_num_threads": torch.get_num_threads,
             "set_num_threads": torch.set_num_threads,
@@ -94,6 +96,16 @@ class RunnerSource:
 def to_float32(number: float) -> float:
     """Returns a number rounded as a tensor of that dtype holds it."""
     return ctypes.c_float(number).value
+
+
+def to_int32(number: int) -> int:
+    """Returns a number as a tensor of that dtype holds it: the bits beyond are lost."""
+    return ctypes.c_int32(number).value
+
+
+def to_int64(number: int) -> int:
+    """Returns a number as a tensor of that dtype holds it: the bits beyond are lost."""
+    return ctypes.c_int64(number).value
 
 
 class NumberBlock:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 
 aten = torch.ops.aten
+_BOUNDS = {torch.int32: 2**31 - 1, torch.int64: 2**62}
+"""Bounds of integers that are followed; ShapeEnv takes larger ones of 64 bits for infinity."""
 _NUMBERS = (torch.float32, torch.float64, torch.int64, torch.int32)
 _ADDITIONS: dict[Any, int] = {
     aten.add_.Tensor: 1,
@@ -104,7 +106,15 @@ def _of_input(world: CaptureContext, record: TensorRecord, before: fx.Node | Non
         return None  # the kernel rounds each sum, and no symbolic number does
     for amount in added:
         number = number + amount
+        if not _fits(world, number, record.real.dtype):
+            return None
     return number
+
+
+def _fits(world: CaptureContext, number: Any, dtype: torch.dtype) -> bool:
+    """Returns True if an integer of the dtype holds a result, which is guarded; a kernel loses the bits beyond."""
+    bound = _BOUNDS.get(dtype)
+    return bound is None or bool(world.truth(number < bound) and world.truth(number > -bound))
 
 
 def _is_exact(world: CaptureContext, record: TensorRecord, number: Any, added: list[Any]) -> bool:
@@ -172,7 +182,8 @@ def _result(world: CaptureContext, node: fx.Node, dtype: torch.dtype, result: to
     other = _operand(world, node, dtype) if number is not None else None
     if other is None or (node.target in _DIVISIONS and (type(other) is not int or other == 0)):
         return None
-    return function(number, other)
+    found = function(number, other)
+    return found if result is torch.bool or _fits(world, found, result) else None
 
 
 def _truth_of(world: CaptureContext, node: fx.Node) -> bool | None:

@@ -86,7 +86,7 @@ def of_fakes(call: tuple[Any, ...]) -> list[Any]:
         return layouts(call, mode.from_tensor)
 
 
-@pytest.mark.parametrize("call", CALLS, ids=lambda call: str(call[0])[:40])
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: getattr(call[0], "name", lambda: "with named arguments")())
 def test_fakes_are_laid_out_like_real_tensors(call):
     compat.know_layouts()
     assert of_fakes(call) == layouts(call, torch.clone)

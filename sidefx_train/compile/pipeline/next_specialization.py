@@ -15,7 +15,7 @@ from sidefx_train.errors import Unsupported
 
 def after_stop(spec: Specialization, world: TraceWorld, stop: Unsupported) -> Specialization | None:
     """Returns a specialization with which the step may not stop there; ``None`` if none is known."""
-    if world.random_draws.wanted:
+    if world.random_draws.of_torch.wanted:
         return replace(spec, reads_draws=True)
     if world.host_reads.wanted:
         return replace(spec, reads_inputs=True)

@@ -577,7 +577,7 @@ class Calls:
                 return made
             return cpp_warnings.call(self.world, fn, args, kwargs)
         except compat.data_dependent_errors() as error:
-            self.world.random_draws.want(inside((args, kwargs)))
+            self.world.random_draws.of_torch.want(inside((args, kwargs)))
             self.world.host_reads.want(inside((args, kwargs)))
             reason = f"{trace_rules.describe(fn)} needs a value that exists only when the graph runs"
             raise Unsupported("SFX101", reason, self.world.locate()) from error

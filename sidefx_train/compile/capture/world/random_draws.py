@@ -1,4 +1,4 @@
-"""Random numbers of the step that its prologue reads: symbolic numbers, on which the step may decide."""
+"""Random numbers and arrays of the step that its prologue draws with Python's and NumPy's generators, and seeds."""
 
 from __future__ import annotations
 
@@ -10,24 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import fx
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.capture.recording.dispatch_mode import is_draw
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import ListRecord
 from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord, array_shadow
 from sidefx_train.compile.capture.shadows.records import Record
 from sidefx_train.compile.capture.world.draw_arguments import Arguments, can_fetch
+from sidefx_train.compile.capture.world.torch_draws import TorchDraws
 from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.host_draws import (
     Draw,
     Drawn,
-    EmptyTensor,
     Fetched,
     HostDraws,
     Reseeding,
-    TorchDraw,
     copy_of,
     is_generator,
     is_global,
@@ -43,7 +40,6 @@ if TYPE_CHECKING:
     from sidefx_train.compile.capture.guards.source import Source
     from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
 
-aten = torch.ops.aten
 _MOST_BYTES = 1 << 24
 """Size limit of a drawn array; larger ones are drawn where the program does."""
 
@@ -53,13 +49,6 @@ _MOST_LISTED = 64
 _LARGEST = 2**62
 """Bound of integers that symbolic numbers represent."""
 
-_NUMBERS = frozenset({aten.rand, aten.randn, aten.randint})
-_BY_LAYOUT = frozenset(
-    (*_NUMBERS, aten.rand_like, aten.randn_like, aten.randint_like, aten.randperm, aten.native_dropout)
-    + (aten.uniform_, aten.normal_, aten.random_, aten.exponential_, aten.geometric_, aten.log_normal_, aten.cauchy_)
-)
-"""Operators that draw as many numbers as the layout of their tensors says; so does ``bernoulli_`` of one number."""
-
 
 class RandomDraws:
     """The draws of one capture. It draws from copies: the program's generators do not advance.
@@ -67,30 +56,27 @@ class RandomDraws:
     Attributes:
         values: the drawn numbers, in order; the entry draws its own into this list.
         reseeded: generators of torch that the step creates and seeds by numbers that change.
-        wanted: the step decides on a number that torch draws on the CPU.
+        of_torch: the numbers that torch draws on the CPU.
     """
 
     def __init__(self, world: CaptureWorldAPI) -> None:
         self._world, self._heap = world, world.heap
         self._draws: list[Draw] = []
-        self._of_torch: list[TorchDraw] = []
-        self._numbers: dict[fx.Node, Any] = {}
         self._copies: dict[int, Any] = {}
         self._kept: list[Any] = []  # the table of shadows knows them by their ids
-        self._state: torch.Tensor | None = None
         self._ended = self._reads_arrays = False
         self.values: list[Any] = []
         self.reseeded: list[Reseeding] = []
-        self.wanted = False
+        self.of_torch = TorchDraws(world.heap, self.values, self._number)
 
     def end(self) -> None:
         """Draws nothing early from now on: a backward that is recorded next runs later, outside the step."""
-        self._ended = True
+        self._ended = self.of_torch.ended = True
 
     def finish(self) -> HostDraws:
         """Returns the draws for the entry."""
         foretells = self._heap.specialization.foretells_draws
-        return HostDraws(tuple(self._draws), self.values, tuple(self._of_torch), foretells)
+        return HostDraws(tuple(self._draws), self.values, tuple(self.of_torch.calls), foretells)
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], label: str = "") -> Any:
         """Calls a method of a generator early: ``function(*args, **kwargs)``.
@@ -149,13 +135,12 @@ class RandomDraws:
         cannot compute the seed early."""
         arguments = Arguments(self._world, self.holds)
         later = arguments.each((seed,))
-        mode = self._heap.tracer.proxy_mode
-        used = self._state is not None or self._of_torch or mode.cursors or mode.saved or mode.has_drawn()
-        if not self._is_early or arguments.unknown or self._world.branching or used or torch.accelerator.is_available():
+        used = self.of_torch.are_used or torch.accelerator.is_available()
+        if not self._is_early or arguments.unknown or self._world.branching or used:
             return False
         with compat.real_world():
             try:
-                self._state = torch.Generator().manual_seed(arguments.now(later[0])).get_state()
+                self.of_torch.seed(arguments.now(later[0]))
             except (RuntimeError, ValueError, TypeError):
                 return False
         self._draws.append(Draw(len(self.values), seed_default, None, later, {}))
@@ -382,79 +367,6 @@ class RandomDraws:
         """Returns True if an earlier capture looked at the shape of the array that comes next, and it has changed."""
         return f"{_name(label, len(self.values) + 1)}.shape" in self._heap.specialization.symbolic_numbers
 
-    def want(self, values: Iterable[Any]) -> None:
-        """Notes that the step decides on values of the graph, if they depend on numbers that torch draws alone."""
-        if self._heap.specialization.reads_draws or not self._heap.specialization.host_draws or self._ended:
-            return
-        tracer = self._heap.tracer
-        kinds = (torch.Tensor, *compat.SYMBOLS)
-        todo = [tracer.node_of(each) for each in values if safe_isinstance(each, kinds) and tracer.has_node(each)]
-        drawn = False
-        for node in todo:  # grows
-            if _is_number_draw(node):
-                drawn = True
-            elif node.op == "placeholder" or not _is_small(node.meta.get("val")):
-                return
-            else:
-                todo += node.all_input_nodes
-        self.wanted = drawn
-
-    def of_node(self, node: fx.Node) -> Any:
-        """Returns the number that a node draws; ``None`` if the node draws none, or its place in torch's sequence of
-        numbers depends on more than the layout of tensors."""
-        if node in self._numbers:
-            return self._numbers[node]
-        spec, mode = self._heap.specialization, self._heap.tracer.proxy_mode
-        if self._ended or not (spec.reads_draws and spec.host_draws) or not _is_number_draw(node) or mode.cursors:
-            return None
-        before: list[fx.Node] = []
-        if spec.foretells_draws:
-            before = [each for each in mode.draws("cpu") if each < node and self._is_of_default(each)]
-            if len(before) < len(self._of_torch):  # it is read after a later one
-                return None
-        calls = [_call_of(each) for each in (*before[len(self._of_torch) :], node)]
-        if any(call is None for call in calls):
-            return None
-        known = [call for call in calls if call is not None]
-        value = self._foretold(known)
-        self._of_torch += [*known[:-1], known[-1]._replace(position=len(self.values))]
-        number = self._numbers[node] = self._number(value, f"torch.{node.target._schema.name.partition('::')[2]}")
-        self._replace(node, number)
-        return number
-
-    def _is_of_default(self, draw: fx.Node) -> bool:
-        """Returns True for a draw from torch's default generator, named or not."""
-        generator = draw.kwargs.get("generator")
-        if generator is None:
-            return True
-        held = getattr(self._heap.tracer.tracer.root, str(getattr(generator, "target", "")), None)
-        return held is None or one_generator(held, torch.default_generator)
-
-    def _foretold(self, calls: list[TorchDraw]) -> Any:
-        """Returns the result of the last of the draws that follow those made so far; torch's generator is left."""
-        generator = torch.default_generator
-        with compat.real_world(), torch.no_grad():
-            before = generator.get_state()
-            try:
-                if self._state is not None:
-                    generator.set_state(self._state)
-                for call in calls:
-                    drawn = call()
-                self._state = generator.get_state()
-                return drawn.item()
-            finally:
-                generator.set_state(before)
-
-    def _replace(self, node: fx.Node, number: Any) -> None:
-        """Makes the node a tensor of the number; the draw itself stays in the graph."""
-        graph, value = self._heap.tracer.graph, node.meta["val"]
-        with graph.inserting_before(node):
-            draw = graph.call_function(node.target, node.args, node.kwargs)  # type: ignore[arg-type]
-        draw.meta = dict(node.meta)
-        node.target = aten.full.default
-        node.args = (list(value.shape), self._heap.tracer.node_of(number))
-        node.kwargs = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
-
 
 def _name(label: str, number: int) -> str:
     """Returns the name of a draw in messages."""
@@ -506,46 +418,3 @@ def _is_array(value: Any) -> bool:
         return False
     known = value.dtype.kind in "bif" or value.dtype == np.uint8
     return known and value.dtype.itemsize <= 8 and min(value.strides, default=0) >= 0
-
-
-def _is_small(value: Any) -> bool:
-    """Returns True for a number, or a tensor of one element."""
-    if not safe_isinstance(value, torch.Tensor):
-        return safe_isinstance(value, (int, float, *compat.SYMBOLS))
-    return all(type(size) is int and size == 1 for size in value.shape)
-
-
-def _is_number_draw(node: fx.Node) -> bool:
-    """Returns True for a draw of one number on the CPU from torch's default generator."""
-    packet = getattr(node.target, "overloadpacket", None)
-    value = node.meta.get("val")
-    if packet not in _NUMBERS or node.kwargs.get("generator") is not None or not _is_small(value):
-        return False
-    return value.device.type == "cpu" and value.dtype in (torch.float32, torch.float64, torch.int64)
-
-
-def _call_of(node: fx.Node) -> TorchDraw | None:
-    """Returns a draw of the graph as a call of its own; ``None`` if it depends on values."""
-    packet = node.target.overloadpacket  # type: ignore[union-attr]
-    by_number = packet is aten.bernoulli_ and not any(safe_isinstance(arg, fx.Node) for arg in node.args[1:])
-    if not (packet in _BY_LAYOUT or by_number) or not is_draw(node.target, node.args, node.kwargs):
-        return None
-    args = [_layout_of(arg) for arg in node.args]
-    plain = not any(map(_has_nodes, (args, node.kwargs)))
-    return TorchDraw(None, node.target, tuple(args), dict(node.kwargs)) if plain else None  # type: ignore[arg-type]
-
-
-def _has_nodes(value: Any) -> bool:
-    found: list[fx.Node] = []
-    fx.map_arg(value, found.append)
-    return bool(found)
-
-
-def _layout_of(arg: Any) -> Any:
-    """Returns what stands for a tensor in a call; the argument itself for anything else."""
-    value = arg.meta.get("val") if safe_isinstance(arg, fx.Node) else None
-    if not safe_isinstance(value, torch.Tensor):
-        return arg
-    layout = EmptyTensor(tuple(value.shape), tuple(value.stride()), value.dtype)
-    fixed = all(type(number) is int for number in (*layout.size, *layout.stride))
-    return layout if fixed and value.device.type == "cpu" else arg

@@ -152,7 +152,7 @@ def _computed(world: CaptureContext, node: fx.Node, before: fx.Node | None) -> A
     held = node.meta.get("val")
     if not safe_isinstance(held, torch.Tensor) or held.device.type != "cpu" or any(size != 1 for size in _sizes(held)):
         return None
-    drawn = world.random_draws.of_node(node) if not world.writes.to(held) else None
+    drawn = world.random_draws.of_torch.of_node(node) if not world.writes.to(held) else None
     if drawn is not None:
         return drawn
     if node.op == "placeholder":

@@ -1,0 +1,175 @@
+"""Numbers that the step draws from torch's default generator, foretold in the prologue: the step may decide on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.recording.dispatch_mode import is_draw
+from sidefx_train.compile.common.host_draws import EmptyTensor, TorchDraw
+from sidefx_train.compile.common.type_checks import safe_isinstance
+from sidefx_train.compile.graph.fx_utils import one_generator
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
+
+aten = torch.ops.aten
+
+_NUMBERS = frozenset({aten.rand, aten.randn, aten.randint})
+_BY_LAYOUT = frozenset(
+    (*_NUMBERS, aten.rand_like, aten.randn_like, aten.randint_like, aten.randperm, aten.native_dropout)
+    + (aten.uniform_, aten.normal_, aten.random_, aten.exponential_, aten.geometric_, aten.log_normal_, aten.cauchy_)
+)
+"""Operators that draw as many numbers as the layout of their tensors says; so does ``bernoulli_`` of one number."""
+
+
+class TorchDraws:
+    """Numbers of one element that torch draws on the CPU in one capture; the draws themselves stay in the graph.
+
+    Args:
+        heap: the shadows of the capture.
+        values: what the prologue draws, in order.
+        append: adds a number with its name to these, and returns the symbolic number.
+
+    Attributes:
+        calls: the draws up to the last one that the prologue reads.
+        wanted: the step decides on such a number.
+        ended: nothing is read early any more.
+    """
+
+    def __init__(self, heap: ShadowTableAPI, values: list[Any], append: Callable[[Any, str], Any]) -> None:
+        self._heap, self._values, self._append = heap, values, append
+        self._numbers: dict[fx.Node, Any] = {}
+        self._state: torch.Tensor | None = None
+        self.calls: list[TorchDraw] = []
+        self.wanted = self.ended = False
+
+    @property
+    def are_used(self) -> bool:
+        """Whether the step has drawn from the generator, or used its state."""
+        mode = self._heap.tracer.proxy_mode
+        return bool(self._state is not None or self.calls or mode.cursors or mode.saved or mode.has_drawn())
+
+    def seed(self, seed: int) -> None:
+        """Continues as after ``torch.manual_seed``."""
+        self._state = torch.Generator().manual_seed(seed).get_state()
+
+    def want(self, values: Iterable[Any]) -> None:
+        """Notes that the step decides on values of the graph, if they depend on numbers that torch draws alone."""
+        if self._heap.specialization.reads_draws or not self._heap.specialization.host_draws or self.ended:
+            return
+        tracer = self._heap.tracer
+        kinds = (torch.Tensor, *compat.SYMBOLS)
+        todo = [tracer.node_of(each) for each in values if safe_isinstance(each, kinds) and tracer.has_node(each)]
+        drawn = False
+        for node in todo:  # grows
+            if _is_number_draw(node):
+                drawn = True
+            elif node.op == "placeholder" or not _is_small(node.meta.get("val")):
+                return
+            else:
+                todo += node.all_input_nodes
+        self.wanted = drawn
+
+    def of_node(self, node: fx.Node) -> Any:
+        """Returns the number that a node draws; ``None`` if the node draws none, or its place in torch's sequence of
+        numbers depends on more than the layout of tensors."""
+        if node in self._numbers:
+            return self._numbers[node]
+        spec, mode = self._heap.specialization, self._heap.tracer.proxy_mode
+        if self.ended or not (spec.reads_draws and spec.host_draws) or not _is_number_draw(node) or mode.cursors:
+            return None
+        before: list[fx.Node] = []
+        if spec.foretells_draws:
+            before = [each for each in mode.draws("cpu") if each < node and self._is_of_default(each)]
+            if len(before) < len(self.calls):  # it is read after a later one
+                return None
+        calls = [_call_of(each) for each in (*before[len(self.calls) :], node)]
+        if any(call is None for call in calls):
+            return None
+        known = [call for call in calls if call is not None]
+        value = self._foretold(known)
+        self.calls += [*known[:-1], known[-1]._replace(position=len(self._values))]
+        number = self._numbers[node] = self._append(value, f"torch.{node.target._schema.name.partition('::')[2]}")
+        self._replace(node, number)
+        return number
+
+    def _is_of_default(self, draw: fx.Node) -> bool:
+        """Returns True for a draw from torch's default generator, named or not."""
+        generator = draw.kwargs.get("generator")
+        if generator is None:
+            return True
+        held = getattr(self._heap.tracer.tracer.root, str(getattr(generator, "target", "")), None)
+        return held is None or one_generator(held, torch.default_generator)
+
+    def _foretold(self, calls: list[TorchDraw]) -> Any:
+        """Returns the result of the last of the draws that follow those made so far; torch's generator is left."""
+        generator = torch.default_generator
+        with compat.real_world(), torch.no_grad():
+            before = generator.get_state()
+            try:
+                if self._state is not None:
+                    generator.set_state(self._state)
+                for call in calls:
+                    drawn = call()
+                self._state = generator.get_state()
+                return drawn.item()
+            finally:
+                generator.set_state(before)
+
+    def _replace(self, node: fx.Node, number: Any) -> None:
+        """Makes the node a tensor of the number; the draw itself stays in the graph."""
+        graph, value = self._heap.tracer.graph, node.meta["val"]
+        with graph.inserting_before(node):
+            draw = graph.call_function(node.target, node.args, node.kwargs)  # type: ignore[arg-type]
+        draw.meta = dict(node.meta)
+        node.target = aten.full.default
+        node.args = (list(value.shape), self._heap.tracer.node_of(number))
+        node.kwargs = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
+
+
+def _is_small(value: Any) -> bool:
+    """Returns True for a number, or a tensor of one element."""
+    if not safe_isinstance(value, torch.Tensor):
+        return safe_isinstance(value, (int, float, *compat.SYMBOLS))
+    return all(type(size) is int and size == 1 for size in value.shape)
+
+
+def _is_number_draw(node: fx.Node) -> bool:
+    """Returns True for a draw of one number on the CPU from torch's default generator."""
+    packet = getattr(node.target, "overloadpacket", None)
+    value = node.meta.get("val")
+    if packet not in _NUMBERS or node.kwargs.get("generator") is not None or not _is_small(value):
+        return False
+    return value.device.type == "cpu" and value.dtype in (torch.float32, torch.float64, torch.int64)
+
+
+def _call_of(node: fx.Node) -> TorchDraw | None:
+    """Returns a draw of the graph as a call of its own; ``None`` if it depends on values."""
+    packet = node.target.overloadpacket  # type: ignore[union-attr]
+    by_number = packet is aten.bernoulli_ and not any(safe_isinstance(arg, fx.Node) for arg in node.args[1:])
+    if not (packet in _BY_LAYOUT or by_number) or not is_draw(node.target, node.args, node.kwargs):
+        return None
+    args = [_layout_of(arg) for arg in node.args]
+    plain = not any(map(_has_nodes, (args, node.kwargs)))
+    return TorchDraw(None, node.target, tuple(args), dict(node.kwargs)) if plain else None  # type: ignore[arg-type]
+
+
+def _has_nodes(value: Any) -> bool:
+    found: list[fx.Node] = []
+    fx.map_arg(value, found.append)
+    return bool(found)
+
+
+def _layout_of(arg: Any) -> Any:
+    """Returns what stands for a tensor in a call; the argument itself for anything else."""
+    value = arg.meta.get("val") if safe_isinstance(arg, fx.Node) else None
+    if not safe_isinstance(value, torch.Tensor):
+        return arg
+    layout = EmptyTensor(tuple(value.shape), tuple(value.stride()), value.dtype)
+    fixed = all(type(number) is int for number in (*layout.size, *layout.stride))
+    return layout if fixed and value.device.type == "cpu" else arg

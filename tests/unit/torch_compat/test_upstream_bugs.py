@@ -203,7 +203,7 @@ BUGS = (
     Bug("results_own_storage", copy_of_a_written_part, ((2, 5),), since=(2, 11)),
     Bug("results_own_storage", copy_of_written_rows, ((4, 5),), since=(2, 11)),
     Bug("rows_of_their_own", rows_share_a_buffer, ((1, 12, 3),), since=(2, 11), until=(2, 14)),
-    Bug("zero_products", product_with_the_number_zero, ((8, 16),)),
+    Bug("zero_products", product_with_the_number_zero, ((8, 16),), until=(2, 14)),
     Bug("small_arguments", exponential_of_a_small_number, ((8, 16),)),
     Bug("masked_reads", padding_of_a_sum, ((4, 8),), until=(2, 14), on_gpu=True),
     Bug("inductor_workarounds", multiple_of_a_product, ((8, 5), (8, 6), (6, 5)), until=(2, 15)),

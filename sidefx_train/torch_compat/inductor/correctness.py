@@ -16,7 +16,7 @@ seen.
 | ``rows_of_their_own`` | a buffer of one row is shared by the rows of a tile | 2.11 to 2.13 |
 | ``masked_reads`` | on a GPU, padding has values of its neighbors | 2.13 |
 | ``zero_products`` | ``x * 0`` is 0 where ``x`` is NaN or infinite | 2.13 |
-| ``small_arguments`` | vectors of ``atanh``, and until 2.13 of ``expm1``, lose the digits of small numbers | 2.13 to 2.15 |
+| ``small_arguments`` | ``atanh`` (in 2.13 ``expm1``) of vectors loses the digits of small numbers | 2.13 to 2.15 |
 | (always on) | the interpreter's recursion limit is raised for good | 2.13 |
 
 Arguments that its patterns ignore are written out by ``compile/backend/passes/inductor_workarounds.py``.

@@ -176,3 +176,20 @@ def test_bounds_of_numbers_of_the_graph(name: str, backend: Any) -> None:
     report = compiled.report()
     assert not (whole and (report.breaks or report.fallback_count)), f"{report}"
     assert whole or report.breaks, f"{report}"
+
+
+def test_an_integer_that_overflows_may_be_negative():
+    """The absolute value of the least integer is itself: nothing happens after the division by zero."""
+    total = torch.zeros(())
+
+    def step(x):
+        quotient = 1 / (x.abs().max().item() + 2**31)
+        total.add_(1)
+        return quotient
+
+    compiled = sidefx_train.compile(step, backend="aot_eager", warmup="now")
+    plain, least = torch.tensor([3, -5], dtype=torch.int32), torch.full((2,), -(2**31), dtype=torch.int32)
+    assert compiled(plain) == 1 / (5 + 2**31)
+    with pytest.raises(ZeroDivisionError, match="division by zero"):
+        compiled(least)
+    assert total.item() == 1

@@ -107,9 +107,10 @@ def _of_item(tensor: fx.Node) -> Bounds:
 
 
 def _is_not_negative(node: fx.Node) -> bool:
-    """Returns True if no element of a tensor is negative, and nothing writes to it."""
-    packet = getattr(node.target, "overloadpacket", None)
-    if any(_writes(user) for user in node.users):
+    """Returns True if no element of a tensor is negative, and nothing writes to it. Integers overflow."""
+    packet, value = getattr(node.target, "overloadpacket", None), node.meta["val"]
+    plain = isinstance(value, torch.Tensor) and value.dtype.is_floating_point
+    if not plain or any(_writes(user) for user in node.users):
         return False
     if packet in _NOT_NEGATIVE:
         return True

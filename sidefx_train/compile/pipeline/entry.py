@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,14 +28,14 @@ class Changes(NamedTuple):
         sizes: (label, dimension) of every tensor that misses by its size alone.
         numbers: numbers, also in tuples and slices, and lengths of lists.
         lists: lists that are longer than in the capture.
-        texts: strings, and tuples of strings, among the arguments.
+        texts: strings, and tuples of strings, and how many differ in each.
         iterators: iterators that are at another place.
     """
 
     sizes: set[tuple[str, int]]
     numbers: set[str]
     lists: list[str]
-    texts: list[str]
+    texts: dict[str, int]
     iterators: set[str]
 
 
@@ -79,7 +80,7 @@ class Entry:
 
     def changes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Changes:
         """What a call has that the capture had not, of the values that a later capture may treat as changing."""
-        changes = Changes(set(), set(), [], [], set())
+        changes = Changes(set(), set(), [], {}, set())
         iterators = set(self.captured.iterators)
         for guard in self.guards:
             below = _below(guard.source, iterators) if iterators else None
@@ -95,7 +96,7 @@ class Entry:
                 changes.sizes.update((label, dim) for dim in guard.value.sizes_that_differ(found))
             elif guard.kind == "equal" and type(found) is type(guard.value):
                 if _is_text(found) and _is_text(guard.value):
-                    changes.texts.append(label)
+                    changes.texts[label] = _differing(guard.value, found)
                 elif type(found) in (int, float, tuple, slice):
                     changes.numbers.update(_changed(label, guard.value, found))
             elif guard.kind == "length" and type(found) is int:
@@ -113,6 +114,13 @@ class Entry:
 def _is_text(value: Any) -> bool:
     """Returns True for a string, and for a tuple of strings, as data loaders make one of the names in a batch."""
     return type(value) is str or (type(value) is tuple and bool(value) and all(type(each) is str for each in value))
+
+
+def _differing(old: Any, new: Any) -> int:
+    """Returns the number of strings that differ in two tuples of strings; 1 for two strings."""
+    if type(old) is str or type(new) is str:
+        return 1
+    return sum(a != b for a, b in itertools.zip_longest(old, new))
 
 
 def _below(source: Source | None, known: set[Source]) -> Source | None:

@@ -28,6 +28,9 @@ for the others."""
 _ARRAY_CHANGES = 3
 """Limit of captures for other contents of one array of NumPy."""
 
+_NAMES = 3
+"""Number of strings that, if they change at once, are taken for the names in a batch, which always change."""
+
 _GROWTHS = 4
 """Limit of captured lengths of a list that the step reads completely."""
 
@@ -122,7 +125,9 @@ def specialized_after(
         return spec, Missed(f"{label}.{value}", str(guard.value), "another", guard.location)
     # All that have changed, not only the first: each would need a capture of its own.
     longer = (*spec.list_growths, *dict.fromkeys(changes.lists))
-    texts = (*spec.string_changes, *dict.fromkeys(changes.texts))
+    texts = (*spec.string_changes, *changes.texts)
+    if sum(changes.texts.values()) >= _NAMES:
+        texts = (*texts, *changes.texts)
     spec = replace(
         spec,
         symbolic_numbers=spec.symbolic_numbers | changes.numbers,

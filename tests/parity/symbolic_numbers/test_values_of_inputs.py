@@ -205,3 +205,22 @@ def test_padding_mask_from_lengths():
         x = torch.randn(2, 5)
         assert torch.equal(captured(x, torch.tensor(lengths)), step(x, torch.tensor(lengths)))
     assert not captured.report().breaks
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64], ids=str)
+def test_tensor_as_a_size(dtype):
+    """Regression: only int64 tensors were read before the graph; a size of another dtype left Inductor no graph."""
+
+    def step(x, rows):
+        groups = rows.max().to(dtype) + 1
+        sums = torch.zeros(groups, 2).index_add(0, rows, x)
+        return sums.square().mean(), torch.ones(1, 2).expand(groups, 2) + sums
+
+    for backend in ("eager", "inductor"):
+        captured = sidefx_train.compile(step, backend=backend, autotune="off")
+        for index in range(4):
+            given = torch.ones(6, 2), torch.tensor([0, 0, 1, index, 2, index])
+            torch.testing.assert_close(captured(*given), step(*given))
+        report = captured.report()
+        assert not report.breaks and not report.fallbacks
+        assert report.graph_count <= 2

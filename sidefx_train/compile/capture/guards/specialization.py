@@ -21,7 +21,8 @@ class Specialization:
         list_growths: labels of lists that became longer, once for each time.
         changed_lengths: labels of lists whose length differed from that of a capture.
         unbounded_lists: labels of lists that become longer at every call: guarded by a prefix.
-        string_changes: labels of strings, and tuples of strings, that have changed, once for each time.
+        string_changes: labels of strings, and tuples of strings, that have changed, once for each time; twice if many
+            changed at once.
         pass_through_strings: labels of strings that keep changing: passed on, not guarded by value.
         guards_strings: the step branches on one of these strings, so strings are guarded by value after all.
         array_changes: labels of NumPy arrays whose contents have changed, and of such numbers, once for each time.

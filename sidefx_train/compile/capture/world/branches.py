@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections import deque
 from typing import Any
 
 import torch
@@ -20,6 +22,9 @@ from sidefx_train.compile.capture.world.native_calls import (
 from sidefx_train.compile.capture.world.symbolic_numbers.scalar_tensors import host_value
 from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.errors import Unsupported
+
+_COUNTED = frozenset((list, tuple, dict, set, frozenset, deque, functools.partial))
+"""Classes whose truth does not depend on what is in their items."""
 
 
 class Branches:
@@ -58,7 +63,7 @@ class Branches:
             return finite
         if id(value) in self.world.module_namespaces:
             return True  # it contains at least __name__
-        self.world.touch(value, asked="contains")
+        self.world.touch(value, deep=type(value) not in _COUNTED, asked="contains")
         try:
             return self.world.guarded(bool, (value,), {})
         except Unsupported as stop:

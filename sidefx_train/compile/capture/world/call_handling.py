@@ -41,10 +41,10 @@ from sidefx_train.compile.capture.world.native_call_facts import (
     HASHABLE,
     HASHED,
     HASHING,
+    KEEPS_ARGUMENTS,
     KEYED_METHODS,
     MAKES_SUBCLASS,
     ORDERS,
-    PASSES_ITEMS,
     READS_NOTHING,
     READS_TYPE,
     READS_VALUE,
@@ -59,6 +59,7 @@ from sidefx_train.compile.capture.world.native_call_facts import (
     is_fake_tensor_error,
     is_fromkeys,
     known_late,
+    passes_items,
     wants_values,
 )
 from sidefx_train.compile.capture.world.native_calls import (
@@ -377,12 +378,14 @@ class Calls:
                 for value in args[2:]:
                     self.touch(value, deep=False, asked=name)
             return
+        if any(fn is known for known in KEEPS_ARGUMENTS):
+            return
         if any(fn is known for known in FILLS) or (name in ("or_", "ior") and args and type(args[0]) is dict):
-            self.touch_entries((*args, *kwargs.values()), name)
+            self.touch_entries(args, name)
             return
         if name in COMPARES_IDENTITY:
             self.world.keys.guard_distinct([attribute_of(fn, "__self__"), *args])
-        deep = not any(fn is known for known in PASSES_ITEMS) and name != "extend"
+        deep = not passes_items(fn, args)
         for value in (*args, *kwargs.values()):
             self.touch(value, deep, asked=name)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import builtins
 import collections
+import functools
 import io
+import itertools
 import operator
 import os
 import types
@@ -162,11 +164,41 @@ HASHED = (set, frozenset, dict)
 """Functions that look up by hash: the keys were read when they were inserted."""
 
 
-PASSES_ITEMS = (iter, next, reversed, enumerate, zip, list, tuple)
-"""C functions that pass on the items of a container without reading them."""
+KEEPS_ARGUMENTS = (functools.partial, types.MethodType, types.SimpleNamespace)
+"""C functions that keep their arguments, by name or by position, without reading them."""
 
-FILLS = (dict, dict.__init__, dict.update, dict.__ior__, dict.__or__, dict.__ror__, dict.copy)
+PASSES_ITEMS = (
+    *(len, iter, next, reversed, enumerate, zip, list, tuple, tuple.__new__, list.__init__, list.copy),
+    *(collections.deque, itertools.chain, itertools.islice, itertools.cycle, itertools.zip_longest),
+)
+"""C functions that count or pass on the items of a container without reading them."""
+
+_CALLS_WITH_ITEMS = (map, filter, functools.reduce)
+_FIELD = type(vars(collections.namedtuple("_Named", "field"))["field"])
+_JOINS = frozenset({"add", "iadd", "concat", "iconcat", "mul", "imul"})
+
+FILLS = (dict, dict.__init__, dict.update, dict.__ior__, dict.__or__, dict.__ror__, dict.copy, collections.OrderedDict)
 """C functions that pass on the values of a dict, and read its keys."""
+
+
+def passes_items(fn: Any, args: tuple[Any, ...]) -> bool:
+    """Returns True for a C function that reads its arguments, but not what is in their items.
+
+    What Python functions among the arguments do with the items is interpreted.
+    """
+    name = attribute_of(fn, "__name__", "")
+    if any(fn is known for known in PASSES_ITEMS) or name == "extend":
+        return True
+    if attribute_of(fn, "__module__") == "_operator":
+        return joins_items(name, args)
+    if any(fn is known for known in _CALLS_WITH_ITEMS):
+        return bool(args) and type(args[0]) is types.FunctionType
+    return bool(args) and type(args[0]) is _FIELD
+
+
+def joins_items(name: str, args: tuple[Any, ...]) -> bool:
+    """Returns True for an operator, by name, that passes on the items of lists and tuples."""
+    return name in _JOINS and all(type(value) in (list, tuple, int) for value in args)
 
 
 DEEP_METHODS = frozenset({"index", "count", "remove", "sort", "__eq__", "__ne__", "__lt__", "__contains__"})

@@ -26,7 +26,7 @@ from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecor
 from sidefx_train.compile.capture.world.deferred.argument_snapshot import deferred_string
 from sidefx_train.compile.capture.world.deferred.deferred_strings import as_shown, deferred_in
 from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
-from sidefx_train.compile.capture.world.native_call_facts import HASHED
+from sidefx_train.compile.capture.world.native_call_facts import HASHED, joins_items
 from sidefx_train.compile.capture.world.native_calls import (
     builtin_methods,
 )
@@ -216,9 +216,9 @@ class Operators:
         if name in _UNIONS and type(args[0]) is dict:
             self.world.calls.touch_entries(args, name)
             return
-        keyed = name == "contains" and type(args[0]) in HASHED
+        keyed, joins = name == "contains" and type(args[0]) in HASHED, joins_items(name, args)
         for i, value in enumerate(args):
-            self.world.touch(value, deep=i > 0 or not keyed, asked=name)
+            self.world.touch(value, deep=not joins and (i > 0 or not keyed), asked=name)
 
     def _refuse_unknown_index(self, index: Any) -> None:
         for item in index if safe_isinstance(index, tuple) else (index,):

@@ -27,6 +27,7 @@ aten = torch.ops.aten
 
 _MOST_LISTED = 64
 """Limit of elements that are read of one tensor: each is an input of the graph."""
+_INTEGERS = frozenset((torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))
 
 
 class HostReads:
@@ -67,7 +68,7 @@ class HostReads:
 
     def size_of(self, tensor: torch.Tensor) -> Any:
         """Returns the integer in a tensor that C++ code uses as a size; ``None`` in the same cases."""
-        return self.number(tensor) if tensor.dtype is torch.int64 else None
+        return self.number(tensor) if tensor.dtype in _INTEGERS else None
 
     def listed(self, tensor: torch.Tensor) -> list[Any] | None:
         """Returns the elements of a small tensor, in order; ``None`` in the same cases."""

@@ -80,35 +80,48 @@ class Entry:
 
     def changes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Changes:
         """What a call has that the capture had not, of the values that a later capture may treat as changing."""
-        changes = Changes(set(), set(), [], {}, set())
-        iterators = set(self.captured.iterators)
-        for guard in self.guards:
-            below = _below(guard.source, iterators) if iterators else None
-            if below is None and guard.kind not in ("tensor", "equal", "length"):
-                continue
-            missed, found = failing(guard, args, kwargs)
-            if not missed:
-                continue
-            label = guard.source.label
-            if below is not None:
-                changes.iterators.add(below.label)
-            if guard.kind == "tensor" and isinstance(found, TensorFacts):
-                changes.sizes.update((label, dim) for dim in guard.value.sizes_that_differ(found))
-            elif guard.kind == "equal" and type(found) is type(guard.value):
-                if _is_text(found) and _is_text(guard.value):
-                    changes.texts[label] = _differing(guard.value, found)
-                elif type(found) in (int, float, tuple, slice):
-                    changes.numbers.update(_changed(label, guard.value, found))
-            elif guard.kind == "length" and type(found) is int:
-                changes.numbers.add(f"{label}.__len__()")
-                if _is_longer(guard, found, args, kwargs):
-                    changes.lists.append(label)
-        return changes
+        return changed_values(self.guards, args, kwargs, set(self.captured.iterators))
 
     def over(self, run: Callable[[list[Any]], Any]) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
         """Returns the generated function with ``run`` in place of the compiled graph, for timing."""
         replay = link(self.captured.residual, self.captured.name, {**self.bindings, "run": run})
         return self.captured.draws.before(replay, MISS, keep=False)
+
+
+def changed_values(
+    guards: tuple[Guard, ...], args: tuple[Any, ...], kwargs: dict[str, Any], iterators: set[Source]
+) -> Changes:
+    """Returns what a call has that a capture had not, of the values that a later capture may treat as changing.
+
+    Args:
+        guards: those of the capture.
+        args: of the call.
+        kwargs: of the call.
+        iterators: sources of the outside iterators that the capture advanced.
+    """
+    changes = Changes(set(), set(), [], {}, set())
+    for guard in guards:
+        below = _below(guard.source, iterators) if iterators else None
+        if below is None and guard.kind not in ("tensor", "equal", "length"):
+            continue
+        missed, found = failing(guard, args, kwargs)
+        if not missed:
+            continue
+        label = guard.source.label
+        if below is not None:
+            changes.iterators.add(below.label)
+        if guard.kind == "tensor" and isinstance(found, TensorFacts):
+            changes.sizes.update((label, dim) for dim in guard.value.sizes_that_differ(found))
+        elif guard.kind == "equal" and type(found) is type(guard.value):
+            if _is_text(found) and _is_text(guard.value):
+                changes.texts[label] = _differing(guard.value, found)
+            elif type(found) in (int, float, tuple, slice):
+                changes.numbers.update(_changed(label, guard.value, found))
+        elif guard.kind == "length" and type(found) is int:
+            changes.numbers.add(f"{label}.__len__()")
+            if _is_longer(guard, found, args, kwargs):
+                changes.lists.append(label)
+    return changes
 
 
 def _is_text(value: Any) -> bool:

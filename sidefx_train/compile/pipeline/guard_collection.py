@@ -43,6 +43,14 @@ def symbols(world: TraceWorld) -> tuple[dict[str, Source], list[NumberCondition]
     return sources, size_conditions(world.heap.sizes, sources)
 
 
+def _decided_numbers(world: TraceWorld) -> list[Guard]:
+    """Returns the conditions on numbers that a capture which stopped has decided."""
+    sources, conditions = symbols(world)
+    values = {str(compat.symbol_of_input(number)): real for number, _, real in world.heap.numbers}
+    conditions += number_conditions(compat.recorded_conditions(world.tracer.shape_env), sources, values)[0]
+    return [Guard("number", condition.names[0][1], condition) for condition in conditions]
+
+
 def all_guards(world: TraceWorld) -> list[Guard]:
     """Returns every guard of a capture, each with the line that caused it."""
     sources, conditions = symbols(world)
@@ -212,9 +220,12 @@ def stop_guard(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any])
     """Returns generated code that is true while a capture would stop at the same location."""
     guards = [*world.heap.guards.values(), *world.heap.identities.separated(), *world.heap.definitions.guards()]
     guards += world.queries.guards()
-    every = tuple(guards)
-    if first_failure(every, args, kwargs) is not None:
+    if first_failure(tuple(guards), args, kwargs) is not None:
         return None
+    conditions = _decided_numbers(world)
+    if first_failure(tuple(conditions), args, kwargs) is None:  # they need not be met: the stop may have come before
+        guards += conditions
+    every = tuple(guards)
     writer = Writer()
     held, guards = split(guards)
     names = tuple(kwargs)

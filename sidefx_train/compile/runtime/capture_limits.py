@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sidefx_train.compile.pipeline.captured import CaptureFailed
+from sidefx_train.compile.pipeline.captured import CaptureFailed, StopGuard
 from sidefx_train.compile.pipeline.run_context import Call
 from sidefx_train.compile.runtime.entry_cache import EntryCache
 from sidefx_train.compile.runtime.entry_holder import Holder, hold
@@ -18,6 +18,10 @@ _EXPLAINED = 32
 
 _LONGEST_PAUSE = 64
 """Largest number of calls beyond the limit that do not try the entries, after calls that fit none of them."""
+
+_EQUAL_STOPS = 4
+"""Number of captures that stopped at one line until the next ones are tried more and more seldom: another value of what
+they read has not helped."""
 
 _MAX_BACKEND_FAILURES = 2
 """Number of backend failures after which the step runs eagerly for good: each takes as long as a success."""
@@ -43,6 +47,7 @@ class CaptureLimits:
         self._latest_backend_stop: CaptureFailed | None = None
         self._explained: list[tuple[CaptureFailed, str]] = []
         self._replays = self._misses = self._pause = self._paused = 0
+        self._equal_stops = self._left_out = 0
 
     @property
     def backend_stop(self) -> CaptureFailed | None:
@@ -58,11 +63,29 @@ class CaptureLimits:
         """Remembers a capture that failed: calls to which its guards apply run eagerly."""
         if stop.holds is not None:
             stop.holds = hold(stop.holds.holds, stop.holds, (), stop.holds.guards, False, _ignore_drop)
+            latest = self.stops[-1] if self.stops else None
+            same = latest is not None and (latest.code, latest.location) == (stop.code, stop.location)
+            self._equal_stops = self._equal_stops + 1 if same else 1
+            self._left_out = min(2 ** max(self._equal_stops - _EQUAL_STOPS, 0), _LONGEST_PAUSE) - 1
         self.stops.append(stop)
 
+    def end_equal_stops(self) -> None:
+        """Ends a sequence of captures that stopped at one line: the latest one did not."""
+        self._equal_stops = self._left_out = 0
+
+    @property
+    def latest_stop_guard(self) -> StopGuard | None:
+        """The guard of the latest failed capture, unless what it was captured for is gone."""
+        holder = self.stops[-1].holds if self.stops else None
+        return None if holder is None else holder.entry
+
     def stop_for(self, call: Call) -> CaptureFailed | None:
-        """Returns the failed capture that this call would repeat."""
-        return next((stop for stop in self.stops if stop.holds is not None and stop.holds(*call)), None)
+        """Returns the failed capture that this call would repeat, or probably would."""
+        known = next((stop for stop in self.stops if stop.holds is not None and stop.holds(*call)), None)
+        if known is None and self._left_out and self.stops[-1].holds is not None:
+            self._left_out -= 1
+            return self.stops[-1]
+        return known
 
     def known_limit(self) -> tuple[CaptureFailed, str] | None:
         """Returns why the step must not be captured again, and the label of the value that kept changing, from earlier

@@ -112,11 +112,19 @@ class Capturer:
                 other = self._other if error.code == "SFX201" else None
                 if other is None and not spec.has_symbolic_sizes:
                     raise
+                with_symbols = error
             if other is None:
                 break
             tried = other
         # The symbolic sizes may be the cause: if static ones work, sizes are static from now on.
-        result = attempt(self._specialization.with_static_sizes())
+        try:
+            result = attempt(self._specialization.with_static_sizes())
+        except CaptureFailed:
+            if with_symbols.holds is None:
+                raise
+            result = None
+        if result is None:  # out of the handler: the first failure, whose guard says that it is one for all sizes
+            raise with_symbols
         self._specialization.keep_sizes_static()
         return result
 

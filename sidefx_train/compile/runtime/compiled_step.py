@@ -272,6 +272,9 @@ class CompiledStep:
             return self._fallback.run(known_limit[0], call, key=(known_limit[0].code, known_limit[1]))
         newest = self._cache.newest or next(iter(self._cache.entries), None)
         with compat.function_modes_taken():
+            stopped = self._limits.latest_stop_guard
+            if stopped is not None:
+                self._specialization.update_after_stop(stopped, call)
             missed = None if newest is None else self._specialization.update_after(newest, call)
         stop = self._limits.reached(missed)
         if stop is not None:
@@ -350,6 +353,7 @@ class CompiledStep:
             return outcome
         if missed is not None:
             self._report.record_recapture(*missed, time.perf_counter() - began)
+        self._limits.end_equal_stops()
         if outcome is not None:
             self._install(outcome, missed)
         return outcome

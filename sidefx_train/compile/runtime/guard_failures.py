@@ -15,7 +15,8 @@ from sidefx_train.compile.capture.guards.specialization import Specialization
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import CONTENTS
 from sidefx_train.compile.capture.shadows.transient_objects import same_structure
 from sidefx_train.compile.common.host_programs import OF_NUMPY
-from sidefx_train.compile.pipeline.entry import Entry
+from sidefx_train.compile.pipeline.captured import StopGuard
+from sidefx_train.compile.pipeline.entry import Changes, Entry, changed_values, first_failure
 from sidefx_train.compile.pipeline.run_context import Call
 from sidefx_train.compile.runtime.describe import short
 from sidefx_train.config import CompileConfig
@@ -74,6 +75,14 @@ class SpecializationState:
         self.current, missed = specialized_after(missed_entry, self.current, call, sizes, self._is_part)
         return missed
 
+    def update_after_stop(self, stop: StopGuard, call: Call) -> None:
+        """Counts what has changed since a capture that stopped as changing from now on: the next one that stops at the
+        same location applies to all values."""
+        found = first_failure(stop.guards, *call)
+        if found is not None:
+            changes = changed_values(stop.guards, *call, set())
+            self.current = _after_changes(self.current, *found, changes, not self._static_sizes, self._is_part)
+
     def with_static_sizes(self) -> Specialization:
         """Returns the current specialization without symbolic sizes."""
         return replace(self.current, dynamic_sizes=frozenset(), all_dynamic=False)
@@ -123,7 +132,27 @@ def specialized_after(
         spec = replace(spec, native_iterators=spec.native_iterators | changes.iterators)
     if guard.kind in ("names", "code"):
         return spec, Missed(f"{label}.{value}", str(guard.value), "another", guard.location)
-    # All that have changed, not only the first: each would need a capture of its own.
+    spec = _after_changes(spec, guard, value, changes, sizes, in_part)
+    old = describe(guard) if guard.kind in ("number", "absent", "no_item") else _shown(guard.kind, guard.value)
+    return spec, Missed(label, old, _shown(guard.kind, value), guard.location)
+
+
+def _after_changes(
+    spec: Specialization, guard: Guard, value: Any, changes: Changes, sizes: bool, in_part: bool
+) -> Specialization:
+    """Returns the next specialization if a guard found another value.
+
+    All that have changed count as changing, not only the first: each would need a capture of its own.
+
+    Args:
+        spec: the specialization so far.
+        guard: the first guard that failed.
+        value: what it found.
+        changes: all that has changed.
+        sizes: changed sizes may become symbolic.
+        in_part: the step is the rest of another.
+    """
+    label = guard.source.label
     longer = (*spec.list_growths, *dict.fromkeys(changes.lists))
     texts = (*spec.string_changes, *changes.texts)
     if sum(changes.texts.values()) >= _NAMES:
@@ -146,8 +175,7 @@ def specialized_after(
         spec = _after_array(spec, label.removesuffix(CONTENTS))
     elif guard.kind == "length":
         spec = replace(spec, changed_lengths=spec.changed_lengths | {label})
-    old = describe(guard) if guard.kind in ("number", "absent", "no_item") else _shown(guard.kind, guard.value)
-    return spec, Missed(label, old, _shown(guard.kind, value), guard.location)
+    return spec
 
 
 def _after_draw(spec: Specialization, newest: Entry, guard: Guard) -> Specialization:

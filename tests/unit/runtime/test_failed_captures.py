@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 
 import pytest
@@ -54,3 +55,80 @@ def test_a_step_that_raises_is_captured_when_it_does_not():
     for _ in range(3):
         assert bool((compiled(torch.ones(2)) == 2).all())
     assert compiled.report().replays >= 2, str(compiled.report())
+
+
+class Holder:
+    """An object that gets a lock at every call, which no capture can create again."""
+
+
+class Key(str):
+    """A text with a number, of which every capture reads the number."""
+
+    def __new__(cls, number):
+        made = super().__new__(cls, f"name {number}")
+        made.number = number
+        return made
+
+
+def _attempts_of(argument, size=lambda i: 3, scale=False, calls=30):
+    """Returns in which calls a step that cannot be captured was tried, if its argument changes at every call."""
+    holder, tried = Holder(), []
+
+    def step(x, value):
+        holder.value = value
+        holder.lock = threading.Lock()
+        return x * value if scale else x + 1
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    attempt = compiled._capturer.capture_and_compile
+    compiled._capturer.capture_and_compile = lambda call: tried.append(i) or attempt(call)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for i in range(calls):
+            x, value = torch.ones(size(i)), argument(i)
+            assert torch.equal(compiled(x, value), x * value if scale else x + 1)
+            assert holder.value is value
+    assert compiled.report().fallback_count == calls, str(compiled.report())
+    return tried
+
+
+@pytest.mark.parametrize("scale", [False, True])
+@pytest.mark.parametrize("argument", [int, float, lambda i: i * 0.5], ids=["int", "float", "half"])
+def test_a_number_that_changes_is_tried_twice(argument, scale):
+    """So is the number of the batch, which Lightning passes to every ``training_step``."""
+    tried = _attempts_of(lambda i: argument(i + 3), scale=scale)
+    assert tried == [0, 1], tried
+
+
+def test_a_size_that_changes_is_tried_twice():
+    assert _attempts_of(lambda i: None, size=lambda i: i + 3) == [0, 1]
+
+
+def test_a_text_that_changes_is_tried_three_times():
+    assert len(_attempts_of(lambda i: f"name {i}")) <= 3
+
+
+def test_what_keeps_changing_is_tried_more_and_more_seldom():
+    tried = _attempts_of(lambda i: Key(i), calls=100)
+    assert tried == [0, 1, 2, 3, 4, 6, 10, 18, 34, 66], tried
+
+
+def test_a_decision_that_stops_the_capture_is_one_side_of_a_number():
+    """The other sides are captured, also after the number has become symbolic."""
+    holder = Holder()
+
+    def step(x, count):
+        if count % 3 == 0:
+            holder.lock = threading.Lock()
+            return x
+        return x + 1 if count % 3 == 1 else x * 2
+
+    compiled = sidefx_train.compile(step, backend="eager", keep_slower=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for i in [0, 3, 6, 9, *range(60)]:
+            x = torch.full((2,), float(i))
+            assert torch.equal(compiled(x, i), (x, x + 1, x * 2)[i % 3])
+    report = compiled.report()
+    assert report.fallback_count + report.replays == 64 and report.replays >= 40, str(report)
+    assert len(report.captures) <= 4, str(report)

@@ -303,8 +303,10 @@ from sidefx_train.torch_compat.script_functions import effect_of_script as effec
 from sidefx_train.torch_compat.script_functions import unoptimized_scripts as unoptimized_scripts
 from sidefx_train.torch_compat.state.autocast import AutocastState as AutocastState
 from sidefx_train.torch_compat.state.autocast import autocast_depth_kept as autocast_depth_kept
+from sidefx_train.torch_compat.state.autocast import autocast_dtypes as autocast_dtypes
 from sidefx_train.torch_compat.state.autocast import autocast_enabled as autocast_enabled
 from sidefx_train.torch_compat.state.autocast import autocast_off as autocast_off
+from sidefx_train.torch_compat.state.autocast import general_query as general_query
 from sidefx_train.torch_compat.state.autocast import no_autocast_cache as no_autocast_cache
 from sidefx_train.torch_compat.state.autocast import without_autocast as without_autocast
 from sidefx_train.torch_compat.state.global_state import GlobalState as GlobalState

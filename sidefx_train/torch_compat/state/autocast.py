@@ -43,6 +43,20 @@ class AutocastState:
             torch.clear_autocast_cache()
 
 
+def autocast_dtypes() -> dict[tuple[Any, tuple[str]], torch.dtype]:
+    """Returns the dtype that autocast casts to, for each kind of device, by the function that is asked for it."""
+    return {(torch.get_autocast_dtype, (kind,)): dtype for kind, _, dtype in AutocastState.now().casts}
+
+
+def general_query(fn: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """Returns the function, with its arguments, that replaces a deprecated one about one kind of device."""
+    kind = _OF_ONE_KIND.get(fn)
+    return (fn, args) if kind is None else (torch.get_autocast_dtype, (kind,))
+
+
+_OF_ONE_KIND = {torch.get_autocast_cpu_dtype: "cpu", torch.get_autocast_gpu_dtype: "cuda"}
+
+
 def _autocast_nesting() -> int:
     torch.autocast_increment_nesting()
     return torch.autocast_decrement_nesting()

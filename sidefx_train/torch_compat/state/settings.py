@@ -235,6 +235,8 @@ def settings_of(fn: Any) -> tuple[tuple[Callable[..., Any], tuple[str, ...]], ..
     if getattr(fn, "__name__", "") in ("scaled_dot_product_attention", "multi_head_attention_forward"):
         names = ("flash", "math", "mem_efficient", "cudnn")
         return tuple((getattr(torch._C, f"_get_{name}_sdp_enabled"), ()) for name in names)
+    if fn is torch.set_autocast_dtype:
+        return tuple((torch.get_autocast_dtype, (kind,)) for kind in ("cpu", "cuda"))
     if fn in _setters() or str(getattr(fn, "__module__", "")).startswith("torch.backends"):
         return tuple((ask.func, ask.args) if isinstance(ask, partial) else (ask, ()) for ask, _ in switches())
     return ()

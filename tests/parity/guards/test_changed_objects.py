@@ -38,6 +38,15 @@ def registered_with_an_abstract_class() -> Case:
 
 
 @case
+def registered_with_an_abstract_class_of_tensors() -> Case:
+    abstract = abc.ABCMeta("abstract", (), {})
+    return lambda x: x + (isinstance(x, (int, abstract)) + 2 * isinstance(x.sin(), abstract)), [
+        lambda: abstract.register(torch.nn.Parameter),
+        lambda: abstract.register(torch.Tensor),
+    ]
+
+
+@case
 def registered_with_a_subclass_of_it() -> Case:
     abstract = abc.ABCMeta("abstract", (), {})
     below = abc.ABCMeta("below", (abstract,), {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import importlib
 import sys
 import types
@@ -39,6 +40,16 @@ def precision():
     return matmul.fp32_precision
 
 
+ARRAY, half, sparse = np.array([1.23456, 2e5]), torch.float16, torch.sparse.check_sparse_tensor_invariants
+autocast_dtype = functools.partial(torch.get_autocast_dtype, "cpu")
+set_autocast = functools.partial(torch.set_autocast_dtype, "cpu")
+
+
+def regions_dtype():
+    with torch.autocast("cpu"):
+        return (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+
+
 ASKS = {
     "profiler": (torch.autograd._profiler_enabled, torch.autograd.profiler.profile),
     "flash": (cuda.flash_sdp_enabled, lambda: swapped(cuda.flash_sdp_enabled, cuda.enable_flash_sdp, False)),
@@ -58,6 +69,14 @@ ASKS = {
     "errors of numpy": (lambda: np.geterr()["divide"], lambda: np.errstate(divide="ignore")),
     "all errors of numpy": (np.geterr, lambda: np.errstate(over="raise")),
     "buffer of numpy": (np.getbufsize, lambda: swapped(np.getbufsize, np.setbufsize, 1600)),
+    "printing of numpy": (lambda: str(ARRAY), lambda: np.printoptions(precision=2)),
+    "printing in a list": (lambda: f"{[ARRAY]} {ARRAY!r}", lambda: np.printoptions(precision=2)),
+    "printing by %": (lambda: "%s" % (ARRAY,), lambda: np.printoptions(suppress=True, sign="+")),
+    "printing of a number": (lambda: repr(np.float64(1.5)), lambda: np.printoptions(legacy="1.25")),
+    "printing by a function": (lambda: np.array2string(ARRAY), lambda: np.printoptions(precision=2)),
+    "dtype of autocast": (lambda: torch.get_autocast_dtype("cpu"), lambda: swapped(autocast_dtype, set_autocast, half)),
+    "dtype of a region": (regions_dtype, lambda: swapped(autocast_dtype, set_autocast, half)),
+    "sparse": (lambda: sparse.is_enabled(), lambda: sparse()),
     "the day": (datetime.date.today, contextlib.nullcontext),
 }  # fmt: skip
 
@@ -77,6 +96,36 @@ def test_a_setting_that_changes_between_calls(name, first):
             assert captured(torch.ones(2))[1] == ask()
     report = captured.report()
     assert not report.breaks and len(report.captures) <= 2 and report.replays == 4, report
+
+
+def test_numpys_printing_changed_in_a_step_is_what_its_prints_show(capsys):
+    def step(x):
+        print(ARRAY)
+        with np.printoptions(precision=2):
+            shown = str(ARRAY)
+            print([ARRAY], shown)
+        print(ARRAY)
+        return x.sin(), shown
+
+    expected = step(torch.ones(2))[1], capsys.readouterr().out
+    captured = sidefx_train.compile(step, backend="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sidefx_train.errors.SideFXWarning)
+        for _ in range(3):
+            assert (captured(torch.ones(2))[1], capsys.readouterr().out) == expected
+    assert captured.report().replays
+
+
+def test_a_setting_of_autocast_that_the_step_sets_is_set():
+    captured = sidefx_train.compile(lambda x: (x.sin(), torch.set_autocast_dtype("cpu", half)), backend="eager")
+    before = autocast_dtype()
+    try:
+        for dtype in (half, torch.bfloat16, half, torch.bfloat16):
+            set_autocast(dtype)
+            captured(torch.ones(2))
+            assert autocast_dtype() is half
+    finally:
+        set_autocast(before)
 
 
 def test_a_decision_on_the_profiler():

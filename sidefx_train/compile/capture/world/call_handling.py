@@ -215,6 +215,7 @@ class Calls:
         if answer is not ABSENT:
             return answer
         python_conversions.refuse_arrays(self.world, fn, args)
+        python_conversions.guard_printing(self.world, fn, (*args, *kwargs.values()))
         if not torch_call and writes_unasked(fn, args):
             self.heap.refuse("SFX104", f"{trace_rules.describe(fn)} writes into a NumPy array")
         kind = fn if safe_isinstance(fn, type) else args[0] if fn is object.__new__ and args else None

@@ -318,7 +318,7 @@ def is_instance(interp: InterpreterAPI, obj: Any, cls: Any) -> bool:
         if not _is_abc_hook(hook):
             return operators.truth(interp, call_special(interp, hook, cls, (obj,)))
         if seen is not type(obj):
-            return issubclass(seen, cls)
+            return bool(_issubclass(interp, (seen, cls), {}))
     else:
         hook = special(interp, cls, "__instancecheck__")
         if hook is not ABSENT and type(cls).__module__ != "typing":

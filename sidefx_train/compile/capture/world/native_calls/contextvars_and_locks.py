@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _NUMPY_ERRORS = "numpy.ufunc.extobj"
 """Name of the variable that ``np.errstate`` sets."""
+_NUMPY_PRINTING = "format_options"
+"""Name of the variable that ``np.printoptions`` sets: deferred calls read it, too, which run after the step."""
 LOCKS: tuple[type, ...] = (_thread.LockType, _thread.RLock)
 
 
@@ -45,6 +47,8 @@ class ContextVariables:
 
     def call(self, name: str, variable: contextvars.ContextVar[Any], args: tuple[Any, ...]) -> Any:
         """Runs ``variable.get/set/reset`` on the capture's own values."""
+        if name != "get" and variable.name == _NUMPY_PRINTING:
+            self.world.heap.refuse("SFX103", "changes how NumPy shows arrays")
         if variable not in self._getters:
             self._enter(variable)
         known = self.world.heap.record_of(args[0]) if name == "reset" and len(args) == 1 else None
@@ -63,6 +67,10 @@ class ContextVariables:
         """Guards how NumPy reports floating-point errors outside the step: C code of NumPy is called."""
         if self._of_numpy is None:
             self.world.queries.guard(np.geterr, "numpy.geterr()")
+
+    def guard_numpy_printing(self) -> None:
+        """Guards how NumPy shows arrays: C code makes text of one."""
+        self.world.queries.guard(np.get_printoptions, "numpy.get_printoptions()")
 
     def close(self) -> None:
         """Ends the capture: what NumPy's code has seen of it is taken back."""

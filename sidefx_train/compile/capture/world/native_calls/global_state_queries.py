@@ -36,7 +36,7 @@ CONSTANT = re.compile(
 )
 """Names of functions with a constant result per process, or that answer like the interpreter during a capture."""
 COVERED = re.compile(
-    r"is_(grad|inference_mode)_enabled|is_autocast_.*|get_autocast_.*|_?is_any_autocast_enabled|_?get_default_device"
+    r"is_(grad|inference_mode)_enabled|is_autocast_.*|_?is_any_autocast_enabled|_?get_default_device"
     r"|get_default_dtype|get_num_threads|are_deterministic_algorithms_enabled|_get_deterministic_algorithms.*"
     r"|is_deterministic_algorithms_warn_only_enabled|_is_torch_function.*|_len_torch_(function|dispatch)_stack"
     r"|_get_torch_function_state|_get_tracing_state|get_deterministic_debug_mode|_get_current_function_mode_stack"
@@ -52,7 +52,7 @@ _DOES = frozenset(
 )  # fmt: skip
 """Words in names of functions with effects: they are not called again as guards."""
 _QUESTION = re.compile(r"_?(get|is|are|can|num|len|peek|current)(_|[A-Z]).*")
-_STATE = re.compile(r".*_(enabled|allowed|precision|type)")
+_STATE = re.compile(r".*_(enabled|allowed|precision|type)|_check_sparse_tensor_invariants|_only_lift_cpu_tensors")
 _ANSWERS = (torch.dtype, torch.device, torch.layout, torch.memory_format, datetime.date, datetime.datetime)
 
 
@@ -71,6 +71,7 @@ class Queries:
         self._guards: list[Guard] | None = None
         self.at_entry = compat.answers_changed_by_captures()
         self.now = dict(self.at_entry)
+        self._at_entry: dict[Any, Any] = compat.autocast_dtypes()
 
     def note(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], answer: Any) -> Any:
         """Records a call of a function if it is a query.
@@ -82,6 +83,7 @@ class Queries:
             return answer
         if fn in self.at_entry:
             answer = self.at_entry[fn]
+        fn, args = compat.general_query(fn, args)
         key = (fn, args)
         if key not in self._asked:
             if not args and not same_answer(fn(), answer) and fn not in self.at_entry:
@@ -93,7 +95,7 @@ class Queries:
         return answer
 
     def guard(self, ask: Callable[[], Any], shown: str) -> None:
-        """Guards the answer of a function that C code asks.
+        """Guards the answer of a function that C code asks, as it is before the step changes it.
 
         Args:
             ask: the function; called again at each call of the step.
@@ -101,6 +103,7 @@ class Queries:
         """
         if (ask, ()) not in self._asked:
             self._asked[ask, ()] = (ask, shown, self._heap.locate())
+            self._at_entry[ask, ()] = ask()
             self._guards = None
 
     def subclasses(self, cls: type) -> list[type]:
@@ -119,16 +122,19 @@ class Queries:
         """Returns one guard for each query; the state at the end of a capture is that at entry."""
         if self._guards is None:
             with compat.real_world():
-                self._guards = [self._guard(*each) for each in self._asked.values()]
+                self._guards = [self._guard(key, *each) for key, each in self._asked.items()]
             sources = self._heap.sources
             for name, (missing, location) in self._failed.items():
                 source = sources.slot(sources.const(missing, f"the missing module {name}"), "holds")
                 self._guards.append(Guard("is", sources.call(source), True, location))
         return self._guards
 
-    def _guard(self, ask: Callable[[], Any], label: str, location: Location | None) -> Guard:
+    def _guard(self, key: Any, ask: Callable[[], Any], label: str, location: Location | None) -> Guard:
         sources = self._heap.sources
-        answer = self.at_entry[ask] if ask in self.at_entry else ask()
+        if key in self._at_entry:
+            answer = self._at_entry[key]
+        else:
+            answer = self.at_entry[ask] if ask in self.at_entry else ask()
         if is_plain(answer):
             return Guard("equal", sources.call(sources.const(ask, label.removesuffix("()"))), answer, location)
         source = sources.slot(sources.const(Asked(ask, answer), label), "holds")

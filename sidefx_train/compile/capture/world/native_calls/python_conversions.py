@@ -91,3 +91,16 @@ def refuse_arrays(world: CaptureContext, fn: Any, args: tuple[Any, ...]) -> None
 
 
 _REPORTS = frozenset({"call", "log", "print"})
+
+
+def guard_printing(world: CaptureContext, fn: Any, args: tuple[Any, ...]) -> None:
+    """Guards how NumPy prints arrays if C code is about to make text of one."""
+    if attribute_of(fn, "__name__", "").strip("_") in _MAKES_TEXT:
+        values = (attribute_of(fn, "__self__"), *args)
+        if any(safe_isinstance(leaf, (np.ndarray, np.generic)) for value in values for leaf in inside(value)):
+            world.context.guard_numpy_printing()
+
+
+_MAKES_TEXT = frozenset(
+    {"str", "repr", "ascii", "format", "format_map", "mod", "rmod", "array2string", "array_str", "array_repr"}
+)

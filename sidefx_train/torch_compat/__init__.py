@@ -132,6 +132,7 @@ from sidefx_train.torch_compat.fakes.tensors import fake_snapshot as fake_snapsh
 from sidefx_train.torch_compat.fakes.tensors import fake_transposed as fake_transposed
 from sidefx_train.torch_compat.fakes.tensors import forget_constant as forget_constant
 from sidefx_train.torch_compat.fakes.tensors import forget_contents as forget_contents
+from sidefx_train.torch_compat.fakes.tensors import forget_numbers as forget_numbers
 from sidefx_train.torch_compat.fakes.tensors import forget_reals as forget_reals
 from sidefx_train.torch_compat.fakes.tensors import has_no_meta_kernel as has_no_meta_kernel
 from sidefx_train.torch_compat.fakes.tensors import mode_of as mode_of

@@ -111,11 +111,16 @@ def fake_counted(fake: torch.Tensor) -> torch.Tensor:
         return fake.detach()
 
 
-def forget_contents(fake: torch.Tensor) -> None:
-    """Invalidates the recorded constant contents of a fake tensor."""
+def forget_numbers(fake: torch.Tensor) -> None:
+    """Invalidates the number in a fake tensor, and how many of its elements are not zero, or differ."""
     for memo in ("nonzero_memo", "item_memo", "unique_memo", "unique_consecutive_memo"):
-        if hasattr(type(fake), memo):
+        if memo in vars(FakeTensor):  # a descriptor, which cannot be read on the class
             setattr(fake, memo, None)
+
+
+def forget_contents(fake: torch.Tensor) -> None:
+    """Invalidates all that is recorded of the contents of a fake tensor."""
+    forget_numbers(fake)
     fake.constant = None  # type: ignore[attr-defined]
 
 

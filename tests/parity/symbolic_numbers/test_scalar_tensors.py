@@ -282,9 +282,38 @@ def _written_constant(x):
     return x.item()
 
 
+def _read_between_writes(x):
+    """Regression: ``x.data`` has a version counter of its own, by which fake tensors decide that they know a number."""
+    total = torch.zeros(())
+    data = total.data
+    read = [data.item()]
+    for _ in range(3):
+        total.add_(x)
+        read.append(data.item())
+    return read
+
+
+def _copied_to_itself(x):
+    t = x.data
+    x.add_(0.5)
+    t.copy_(t)
+    x.add_(t.item())
+    return t.item(), x.item()
+
+
+def _sizes_after_writes(x):
+    t = torch.ones(4) * x
+    data = t.data
+    before = data.nonzero().shape[0], data.unique().shape[0], t[data > 0].shape[0]
+    t.view(4)[:2] = torch.tensor([0.0, -1.0])
+    return before, data.nonzero().shape[0], data.unique().shape[0], t[data > 0].shape[0]
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize(
-    "step", [_through_data, _through_a_view, _detached, _several, _result, _bits, _written_constant]
+    "step",
+    [_through_data, _through_a_view, _detached, _several, _result, _bits, _written_constant]
+    + [_read_between_writes, _copied_to_itself, _sizes_after_writes],
 )
 def test_numbers_after_writes_through_other_tensors(step, backend):
     compiled = sidefx_train.compile(step, backend=backend, warmup="now", verify=0)

@@ -57,6 +57,12 @@ _MAKES = frozenset({"rand", "randn", "randint", "randperm", "rand_like", "randn_
 _ASKS = frozenset({aten._local_scalar_dense.default, aten.equal.default})
 """Operators whose result is a Python number, which code branches on."""
 
+_DEPENDS_ON_CONTENTS = frozenset(
+    (aten._local_scalar_dense.default, aten.nonzero.default, aten.index.Tensor)
+    + (aten._unique2.default, aten.unique_dim.default, aten.unique_consecutive.default)
+)
+"""Operators whose result's value or size fake tensors remember."""
+
 
 class RandomState:
     """Result of ``torch.get_rng_state()`` during a capture.
@@ -203,6 +209,8 @@ class RepeatingMode(compat.RecordingMode):
         if answer is not ABSENT:
             return answer
         check_kernel(func, args, named)
+        if func in _DEPENDS_ON_CONTENTS:
+            self.graph_tracer.forget_overwritten(args[:1] if func is not aten.index.Tensor else args[1])
         empty = unfilled(func, named)
         made = self._trace(func, types, args, named)
         self._lay_out(func, args, named, made)

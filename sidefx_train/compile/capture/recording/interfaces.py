@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
@@ -40,5 +40,7 @@ class GraphRecorder(Protocol):
     def last_node(self) -> fx.Node: ...
 
     def keep_views(self, made: Any) -> None: ...
+
+    def forget_overwritten(self, values: Iterable[Any]) -> None: ...
 
     def clone_after(self, value: torch.Tensor, node: fx.Node, at: fx.Node) -> fx.Node: ...

@@ -8,16 +8,18 @@ where eager would run them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
+from torch.utils.weak import WeakIdKeyDictionary
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.recording.dispatch_mode import RepeatingMode
 from sidefx_train.compile.capture.recording.eager_parity.linalg_values_only import drop_unused_vectors
+from sidefx_train.compile.capture.recording.write_log import WriteLog
 from sidefx_train.compile.graph.artifacts import COUNTER, DATA, GraphInput, InputKind, TracedGraph
 from sidefx_train.compile.graph.fx_utils import written_args
 from sidefx_train.errors import Location, Unsupported
@@ -38,6 +40,7 @@ class GraphTracer:
     """One FX graph under construction, with its fake mode.
 
     Attributes:
+        writes: operations recorded so far that write to tensors.
         views: views made while autograd was on, by node.
         memory: handles storage replacement and resize; ``None`` without a shadow table.
         locate: returns the program's current line.
@@ -52,6 +55,7 @@ class GraphTracer:
         self.tracer = compat.new_proxy_tracer()
         self.proxy_mode = RepeatingMode(self)
         self.graph: fx.Graph = self.tracer.graph
+        self.writes = WriteLog(self.graph)
         self.inputs: list[GraphInput] = []
         self.real_inputs: list[Any] = []
         self.placeholders: list[fx.Node] = []
@@ -65,6 +69,7 @@ class GraphTracer:
         """Error that makes the recording unusable, found where it could not be raised."""
         self._alias_fakes: list[torch.Tensor | None] = []
         self._sharing: dict[int, list[tuple[torch.Tensor, fx.Node]]] = {}
+        self._writes_before_read = WeakIdKeyDictionary()
         self._names: dict[str, int] = {}  # base name -> number of uses
         self._last_placeholder: fx.Node | None = None
 
@@ -75,6 +80,19 @@ class GraphTracer:
         with torch.autograd.set_multithreading_enabled(False), compat.quiet_fakes(), subgraphs:
             with compat.without_torch_compile(), compat.numbers_as_in_python(), self.fake_mode, self.proxy_mode:
                 yield
+
+    def forget_overwritten(self, values: Iterable[Any]) -> None:
+        """Invalidates what fake tensors remember of their contents (the number in them, how many are not zero) if
+        their memory has been written since.
+
+        They compare version counters, of which ``x.data`` has one of its own.
+        """
+        for value in values:
+            if type(value) is compat.FakeTensor:
+                count = len(self.writes.to(value))
+                if self._writes_before_read.get(value, 0) != count:
+                    compat.forget_numbers(value)
+                    self._writes_before_read[value] = count
 
     def add_tensor(
         self,

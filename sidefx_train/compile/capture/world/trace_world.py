@@ -15,7 +15,6 @@ from sidefx_train.compile.capture.guards.specialization import Specialization
 from sidefx_train.compile.capture.interpreter.exceptions import HandledOutside
 from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
 from sidefx_train.compile.capture.recording.tracer import GraphTracer
-from sidefx_train.compile.capture.recording.write_log import WriteLog
 from sidefx_train.compile.capture.resume.native_rest import Decisions
 from sidefx_train.compile.capture.resume.suspension import StopPoint
 from sidefx_train.compile.capture.shadows import finalizers
@@ -186,7 +185,7 @@ class TraceWorld(CaptureWorldAPI):
         self.left_jagged: dict[int, Any] = {}
         self.sharded_groups: dict[int, Any] = {}
         self.pending_state: list[tuple[Callable[[], None], Callable[[], None]]] = []
-        self.writes = WriteLog(tracer.graph)
+        self.writes = tracer.writes
         self.branching = False
         self.closures_given = False
         self.listed = False

@@ -290,10 +290,13 @@ class _Builder:
         if recorder.unused is not None:
             other, tangents = recorder.unused
             nodes = dict.fromkeys(node for run in other.runs for node in _nodes_between(run.before, run.after))
-            more = _Builder(other, nodes, tangents, self.numbers, unused=True)
-            steps = [*more.steps(), *steps]
+            found = _Builder(other, nodes, tangents, self.numbers, unused=True).steps()
+            more = [step for step in found if any(edge != NOWHERE for edge in step.inputs)]  # others never run
+            steps = [*more, *steps]
+            read = {used for step in more for node in step.nodes for used in (node, *node.all_input_nodes)}
             for node in other.histories:
-                gradient_edges[node] = gradient_edges.get(node, set()) | other.edges(node)
+                if node in read:
+                    gradient_edges[node] = gradient_edges.get(node, set()) | other.edges(node)
         if any(len(edges) > 1 for edges in gradient_edges.values()):
             raise _Unclear("a tensor is saved with two histories")
         for node in wanted:

@@ -225,6 +225,19 @@ def test_only_some_gradients_are_asked_for():
     compare(program)
 
 
+def test_a_function_whose_first_argument_needs_no_gradient():
+    """Regression: the derivative needed a tensor that only the unasked part of the function's backward reads, SFX107."""
+
+    def program(wrap):
+        x, y, w = numbers(3, 3, grad=True), numbers(3, 3), numbers(3, 3, grad=True)
+        out = wrap(lambda x, y: x @ Estimated.apply(y, w).clone().mul_(2).sin_())(x, y)
+        one = torch.autograd.grad(out.square().mean(), [x, w], create_graph=True)
+        two = torch.autograd.grad(one[0].norm(), [x, w])
+        return [t.detach() for t in (*one, *two)]
+
+    compare(program, fullgraph=True, on_failure="raise")
+
+
 def test_tangents_are_differentiated():
     def program(wrap):
         x, w, tangent = (numbers(3, 3, grad=True) for _ in range(3))

@@ -130,9 +130,27 @@ def only_asks(x, log):
     return x
 
 
+class Members(set):
+    pass
+
+
+def sets_of_a_subclass(x, log):
+    for order in ([1, 9, 5], [9, 1, 5], [5, 13, 1, 9], [13, 5, 21, 2]):
+        found = Members(order[:1])
+        for item in order[1:]:
+            found.add(item)
+        log.append(found)
+    large = Members(range(100))
+    large.difference_update(range(97))
+    large.add(130)
+    log.append(large)
+    return x
+
+
 STEPS = [
     walks_over_a_changed_set, changes_what_it_walks_over, an_iterator_over_a_changed_set, hands_a_changed_set_on, words,
     operators_on_sets, a_set_that_was_large, layers, parameters, objects, only_asks,
+    sets_of_a_subclass,
 ]  # fmt: skip
 
 

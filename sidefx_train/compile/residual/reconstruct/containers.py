@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sidefx_train.compile.capture.shadows.containers.sets import insertion, wide_set
+from sidefx_train.compile.capture.shadows.containers.sets import insertion, wide, wide_set
 from sidefx_train.compile.common.plain_values import (
     base_container,
     bounds_of,
@@ -39,17 +39,8 @@ def new_tuple(rebuilder: Reconstruction, value: tuple[Any, ...]) -> str:
 
 def new_set(rebuilder: Reconstruction, value: Any) -> str:
     """Returns a set, filled in the order that gives it the order of the step's."""
-    cls, table = type(value), 0
-    members = tuple(value)
-    _check_keys(rebuilder, members)
-    if all(map(is_plain, members)):
-        found = insertion(value)
-        if found is None:
-            rebuilder.refuse("SFX111", "cannot rebuild a set whose order depends on its history")
-        members, table = found
-    else:  # objects in traversal order, most likely that of insertion
-        met = {id(record.shadow): i for i, record in enumerate(rebuilder.world.heap.by_real.values())}
-        members = tuple(sorted(members, key=lambda member: met.get(id(member), len(met))))
+    cls = type(value)
+    members, table = _members(rebuilder, value)
     with rebuilder.reading():
         items = [rebuilder.expression(item) for item in members]
     made = f"({', '.join(items)}{',' if items else ''})"
@@ -62,6 +53,22 @@ def new_set(rebuilder: Reconstruction, value: Any) -> str:
     name = rebuilder.remember(value, f"{maker}({rebuilder.constant(cls)}, {made})")
     rebuilder.fill(functools.partial(fill_attributes, rebuilder, name, value))
     return name
+
+
+def _members(rebuilder: Reconstruction, value: Any) -> tuple[tuple[Any, ...], int]:
+    """Returns the members of a set in the order in which to insert them, and the bytes of its table, 0 for the default
+    size."""
+    base: Any = set if safe_isinstance(value, set) else frozenset
+    members = tuple(base.__iter__(value))
+    _check_keys(rebuilder, members)
+    if all(map(is_plain, members)):
+        found = insertion(value)
+        if found is None:
+            rebuilder.refuse("SFX111", "cannot rebuild a set whose order depends on its history")
+        return found
+    # objects in traversal order, most likely that of insertion
+    met = {id(record.shadow): i for i, record in enumerate(rebuilder.world.heap.by_real.values())}
+    return tuple(sorted(members, key=lambda member: met.get(id(member), len(met)))), 0
 
 
 def _check_keys(rebuilder: Reconstruction, keys: Iterable[Any]) -> None:
@@ -108,14 +115,18 @@ def _fill_container(rebuilder: Reconstruction, name: str, value: Any) -> None:
             else:
                 base = OrderedDict if safe_isinstance(value, OrderedDict) else dict
                 rebuilder.write(f"{rebuilder.constant(base.__setitem__, 'set_item')}({name}, {key_code}, {item_code})")
+    elif safe_isinstance(value, set):
+        members, table = _members(rebuilder, value)
+        items = ", ".join(map(rebuilder.expression, members))
+        if table:
+            rebuilder.write(f"{rebuilder.constant(wide)}({name}, ({items},), {table})")
+        elif items:
+            rebuilder.write(f"{rebuilder.constant(set.update, 'extend')}({name}, ({items},))")
     else:
-        kind: Any = next(each for each in (list, deque, set) if safe_isinstance(value, each))
-        if kind is set:
-            _check_keys(rebuilder, set.__iter__(value))
-        items = ", ".join(rebuilder.expression(item) for item in kind.__iter__(value))
-        adder = rebuilder.constant(kind.update if kind is set else kind.extend, "extend")
+        kind: Any = list if safe_isinstance(value, list) else deque
+        items = ", ".join(map(rebuilder.expression, kind.__iter__(value)))
         if items:
-            rebuilder.write(f"{adder}({name}, ({items},))")
+            rebuilder.write(f"{rebuilder.constant(kind.extend, 'extend')}({name}, ({items},))")
     if cls not in (list, dict, deque, defaultdict):
         fill_attributes(rebuilder, name, value)
 

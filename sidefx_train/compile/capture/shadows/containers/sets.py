@@ -149,7 +149,8 @@ def _arrangements(shadow: set[Any], real: set[Any], inside: list[Any]) -> Iterat
 
 def _table(real: Any) -> int:
     """Returns the bytes of a set's table, without the object itself."""
-    return int(real.__sizeof__() - type(real)().__sizeof__())
+    base = set if safe_isinstance(real, set) else frozenset
+    return int(base.__sizeof__(real)) - type(real).__basicsize__
 
 
 def wide(made: set[Any], members: Iterable[Any], table: int) -> None:
@@ -176,18 +177,19 @@ def wide_set(cls: Any, members: tuple[Any, ...], table: int) -> Any:
 
 
 def insertion(container: Any) -> tuple[tuple[Any, ...], int] | None:
-    """Returns how to rebuild a set of plain values with the same iteration order.
+    """Returns how to rebuild a set of plain values, of any class, with the same iteration order.
 
     Returns:
         The members in insertion order, and the table bytes for :func:`wide_set`, 0 for the default size; ``None`` if no
         way was found.
     """
-    cls, order = type(container), list(container)
+    base: Any = set if safe_isinstance(container, set) else frozenset
+    order = list(base.__iter__(container))
     for tried in itertools.islice(itertools.permutations(order), _ORDERS):
-        if list(cls(tried)) == order:
+        if list(base(tried)) == order:
             return tried, 0
     table = _table(container)
-    return (tuple(order), table) if list(wide_set(cls, tuple(order), table)) == order else None
+    return (tuple(order), table) if list(wide_set(base, tuple(order), table)) == order else None
 
 
 def by_address(heap: ShadowTableAPI, container: Any) -> bool:

@@ -226,7 +226,7 @@ def test_only_some_gradients_are_asked_for():
 
 
 def test_a_function_whose_first_argument_needs_no_gradient():
-    """Regression: the derivative needed a tensor that only the unasked part of the function's backward reads, SFX107."""
+    """Regression: the derivative needed a tensor that only an unasked part of the backward reads: SFX107."""
 
     def program(wrap):
         x, y, w = numbers(3, 3, grad=True), numbers(3, 3), numbers(3, 3, grad=True)

@@ -138,6 +138,20 @@ def _normal(
     return _of_kernel(aten.normal_functional.default, (made, mean, std), {"generator": generator})
 
 
+def _spaced(op: Any) -> Callable[..., torch.Tensor]:
+    """Returns the rule of ``linspace`` and ``logspace``, which have a form for tensors."""
+
+    def apply(start: Any, end: Any, *rest: Any, **kwargs: Any) -> torch.Tensor:
+        ends = (_bare(value) for value in (start, end))
+        return op(
+            *(v if isinstance(v, torch.Tensor) else torch.full((), v, dtype=torch.float64) for v in ends),
+            *rest,
+            **kwargs,
+        )
+
+    return apply
+
+
 def _rrelu_with_noise(x: torch.Tensor, noise: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     made, drawn = _of_kernel(aten.rrelu_with_noise_functional.default, (x, noise, *args), kwargs)
     noise.copy_(drawn)
@@ -276,6 +290,8 @@ _RULES: dict[str, Callable[..., torch.Tensor]] = {
     "new_full": _new_full,
     "normal.float_float": _normal,
     "rrelu_with_noise": _rrelu_with_noise,
+    "linspace": _spaced(aten.linspace.Tensor_Tensor),
+    "logspace": _spaced(aten.logspace.Tensor_Tensor),
     "searchsorted.Scalar": _searchsorted,
     "bucketize.Scalar": _bucketize,
     "scalar_tensor": _scalar_tensor,

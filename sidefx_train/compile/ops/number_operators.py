@@ -29,6 +29,18 @@ _NAMES = (
     "rrelu_with_noise_functional", "scatter.value", "smooth_l1_loss", "smooth_l1_loss_backward", "softplus",
     "softplus_backward", "softshrink", "softshrink_backward", "std.correction", "std_mean.correction", "threshold",
     "threshold_backward", "uniform", "var.correction", "var_mean.correction", "xlogy.Scalar_Other",
+    "xlogy.Scalar_Self", "isin.Scalar_Tensor", "isin.Tensor_Scalar", "special_xlog1py.other_scalar",
+    "special_xlog1py.self_scalar", "special_zeta.other_scalar", "special_zeta.self_scalar",
+    *(
+        f"special_{polynomial}.{overload}"
+        for polynomial in (
+            "chebyshev_polynomial_t", "chebyshev_polynomial_u", "chebyshev_polynomial_v", "chebyshev_polynomial_w",
+            "hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p",
+            "shifted_chebyshev_polynomial_t", "shifted_chebyshev_polynomial_u", "shifted_chebyshev_polynomial_v",
+            "shifted_chebyshev_polynomial_w",
+        )
+        for overload in ("x_scalar", "n_scalar")
+    ),
 )  # fmt: skip
 """Operators that return new tensors, whose sizes do not depend on a number."""
 

@@ -72,6 +72,15 @@ STEPS = {
     "place among numbers": lambda x, v: x * torch.searchsorted(torch.arange(8.0) / 8, v),
     "place among integers": lambda x, v: x * torch.searchsorted(torch.arange(8), v * 8, right=True),
     "bucket": lambda x, v: x * torch.bucketize(v * 8, torch.arange(8)),
+    "spaced": lambda x, v: x * torch.linspace(-v, v * 2, 4),
+    "spaced by a factor": lambda x, v: x * torch.logspace(v, 1, 4, base=2.0),
+    "tolerance": lambda x, v: x * torch.isclose(x, x.detach().round(), atol=v),
+    "two tolerances": lambda x, v: x * torch.isclose(x, x.detach().round(), v / 2, v),
+    "times a logarithm": lambda x, v: torch.xlogy(v, x.exp()),
+    "times a logarithm of one more": lambda x, v: torch.special.xlog1py(v, x.exp()) + torch.special.xlog1py(x, v),
+    "zeta": lambda x, v: x * torch.special.zeta(x.detach().abs() + 2, v),
+    "polynomial": lambda x, v: x * torch.special.hermite_polynomial_h(x.detach(), v * 8),
+    "among numbers": lambda x, v: x * torch.isin(torch.tensor([0.3, 0.35, 0.4, 0.61]), v),
     "new tensor": lambda x, v: x * x.new_full((4,), v),
     "new tensor of integers": lambda x, v: x * torch.ones(3, dtype=torch.int64).new_full((4,), v * 4),
     "two numbers": lambda x, v: F.elu(F.dropout(x, v), v),
@@ -118,7 +127,8 @@ FUSED = (
     *("dropout", "lerp", "huber", "norm", "elu", "hardtanh", "addmm", "attention", "normal", "momentum"),
     *("random slopes", "margin of classes", "normal numbers", "place among numbers", "place among integers", "bucket"),
     *("new tensor", "eps of a batch norm", "eps in evaluation", "eps of an instance norm", "eps of an rms norm"),
-    *("celu", "deviation"),
+    *("celu", "deviation", "spaced", "spaced by a factor", "tolerance", "times a logarithm"),
+    *("times a logarithm of one more", "zeta", "polynomial", "among numbers"),
 )
 
 

@@ -50,10 +50,10 @@ _ORDERS = 2
 _POWERS = frozenset({"pow", "rpow", "float_power"})
 _BRANCHING = _POWERS | {
     "cumulative_trapezoid", "dist", "lerp", "linalg_norm", "linalg_vector_norm", "multi_margin_loss", "norm", "renorm",
-    "rrelu", "std", "std_mean", "trapezoid", "var", "var_mean", "xlogy",
+    "rrelu", "special_xlog1py", "std", "std_mean", "trapezoid", "var", "var_mean", "xlogy",
 }  # fmt: skip
 """Functions with a ``Scalar`` whose value C++ code reads, there or in a derivative."""
-_DERIVED_ONLY = frozenset({"pow", "float_power", "lerp", "xlogy"})
+_DERIVED_ONLY = frozenset({"pow", "float_power", "lerp", "special_xlog1py", "xlogy"})
 """Those of :data:`_BRANCHING` whose forward keeps the number symbolic."""
 _FUNCTIONS = frozenset({"torch.nn.functional", "torch.nn.init", "torch.functional", "torch._tensor"})
 """Modules of Python functions that run natively and pass numbers to C++ code."""
@@ -61,7 +61,7 @@ _NORMS, _LEAST_EPS = ("batch_norm", "instance_norm"), 1e-5
 """Functions that choose a kernel by ``eps`` on a GPU, and cuDNN's least."""
 _VARIANCES = frozenset({"std", "std_mean", "var", "var_mean"})
 """Functions whose C++ code compares the number with the number of elements alone, and takes integers as floats."""
-_SHAPING = ("interpolate", "upsample", "arange", "range", "linspace", "logspace", "_upsample", "isclose", "allclose")
+_SHAPING = ("interpolate", "upsample", "arange", "range", "linspace", "logspace", "_upsample", "allclose")
 """Functions that compute a size or a truth value with the number."""
 
 

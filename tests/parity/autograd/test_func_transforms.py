@@ -131,6 +131,53 @@ def test_function_over_outside_tensors(name):
     parity(make, steps=3)
 
 
+OF_ROWS = {
+    "layer": lambda row, w: F.linear(row, w, w[:, 0]).tanh().sum(),
+    "product": lambda row, w: (row * w).sin().sum(),
+    "matrices": lambda row, w: torch.bmm(row[None, None], w.T[None]).tanh().sum(),
+    "normalized": lambda row, w: F.layer_norm(row * w, (4,)).square().sum(),
+    "sum": lambda row, w: torch.sub(w, row * w, alpha=2).square().sum() + (row - w).exp().sum(),
+    "choice": lambda row, w: torch.where(row > 0, row / w, row).sin().sum(),
+    "attention": lambda row, w: ((w @ row).softmax(0) @ (w * row)).square().sum(),
+}
+
+
+@pytest.mark.parametrize("transform", [torch.func.hessian, torch.func.jacfwd])
+@pytest.mark.parametrize("name", OF_ROWS)
+def test_derivatives_of_rows_by_weights_from_outside(name, transform):
+    """The tangents of the weights are zeros without memory, and get a batch dimension."""
+
+    def make() -> Program:
+        w = nn.Parameter(torch.linspace(-1, 1.5, 12).view(3, 4))
+        optimizer = torch.optim.SGD([w], lr=0.01)
+
+        def step(x):
+            found = torch.vmap(transform(lambda row: OF_ROWS[name](row, w)))(x)
+            found.square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return found.detach()
+
+        return Program(step, batches((3, 4)), (w, optimizer))
+
+    parity(make, steps=3)
+
+
+def test_a_product_of_missing_tangents_is_zero():
+    """Also where the other factor is infinite."""
+    w = torch.tensor([1.0, 2.0, 3.0])
+
+    def step(x):
+        return torch.vmap(torch.func.jacfwd(lambda row: row * w))(x)
+
+    x = torch.tensor([[1.0, float("inf"), -1.0], [float("nan"), 0.0, 1.0]])
+    captured = sidefx_train.compile(step, backend="eager")
+    for _ in range(2):
+        assert torch.equal(captured(x), step(x))
+    assert torch.equal(step(x), torch.diag(w).expand(2, 3, 3))
+    assert captured.report().replays == 2, str(captured.report())
+
+
 def test_vmap_in_a_new_process():
     """Its rules are registered at first use, which is during the capture."""
     code = (

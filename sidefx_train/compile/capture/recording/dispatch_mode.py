@@ -31,6 +31,7 @@ from sidefx_train.compile.capture.recording.eager_parity.linalg_values_only impo
 from sidefx_train.compile.capture.recording.eager_parity.memory_overlap import check_overlap
 from sidefx_train.compile.capture.recording.eager_parity.resize import enlarged, resized, set_layout
 from sidefx_train.compile.capture.recording.eager_parity.view_history import check_strided
+from sidefx_train.compile.capture.recording.eager_parity.zero_tensors import ZeroTensors
 from sidefx_train.compile.capture.recording.number_probes import Probes
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.thread_warnings import no_warnings
@@ -101,6 +102,7 @@ class RepeatingMode(compat.RecordingMode):
         self.grad_switched = False
         self.probes = Probes(tracer)
         self._products = ProdDerivative()
+        self._zeros = ZeroTensors()
         self.observer: Any = None
         self.differentiated = ""
         self.transformed = False
@@ -227,6 +229,9 @@ class RepeatingMode(compat.RecordingMode):
 
     def _as_own_operator(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Records other operators for some calls: this library's, or those whose results have known sizes."""
+        if self._zeros.concerns(func, args, kwargs):
+            with self:
+                return self._zeros.call(func, args, kwargs)
         if not self.transformed and multiplies_picked(func, args):
             with self:
                 return fill_picked(*args)

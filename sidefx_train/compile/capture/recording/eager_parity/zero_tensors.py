@@ -30,7 +30,7 @@ class ZeroTensors:
         """Returns True for an operator that makes zeros, or that torch computes by a rule for them."""
         if func is _MAKES:
             return True
-        if not self._known or type(func) is not torch._ops.OpOverload:
+        if not self._known:
             return False
         if func._schema.is_mutable:  # what it writes to is zero no more
             for value in (*args, *kwargs.values()):

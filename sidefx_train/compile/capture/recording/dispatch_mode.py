@@ -17,7 +17,7 @@ from torch import fx
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.recording import warning_watch
 from sidefx_train.compile.capture.recording.constant_folding import constant_value
-from sidefx_train.compile.capture.recording.constant_masks import select, selected_count
+from sidefx_train.compile.capture.recording.counted_results import constant_count, count_of, with_count
 from sidefx_train.compile.capture.recording.eager_parity.bounded_draws import BOUNDED, draw
 from sidefx_train.compile.capture.recording.eager_parity.derivatives import (
     ProdDerivative,
@@ -238,10 +238,14 @@ class RepeatingMode(compat.RecordingMode):
         if not self.transformed and self._products.ends(func, args):
             with self:
                 return self._products.gradient(*args)
-        count = selected_count(self.graph_tracer, func, args)
-        if count is not None:
-            with self:
-                return select(args[0], args[1][0], count)
+        counted = count_of(func, args, kwargs)
+        if counted is not None:
+            count = constant_count(self.graph_tracer, counted)
+            if count is None:
+                count = self.graph_tracer.count_before(counted)
+            if count is not None:
+                with self:
+                    return with_count(func, args, count)
         if func is BOUNDED:
             with self:
                 return draw(*args, **kwargs)

@@ -32,6 +32,7 @@ class GraphRecorder(Protocol):
     touches: Callable[[], None]
     wrapper_dispatch: Callable[..., Any]
     size_of: Callable[[Any], Any]
+    count_before: Callable[[Any], Any]
 
     def node_of(self, value: Any) -> fx.Node: ...
 

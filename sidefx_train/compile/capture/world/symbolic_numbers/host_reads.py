@@ -16,8 +16,9 @@ import torch
 from torch import fx
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.capture.world.symbolic_numbers.program_writer import ProgramWriter
-from sidefx_train.compile.common.host_programs import HostProgram
+from sidefx_train.compile.capture.recording.counted_results import Count, count_of
+from sidefx_train.compile.capture.world.symbolic_numbers.program_writer import ProgramWriter, Written
+from sidefx_train.compile.common.host_programs import HostProgram, Step
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.guards.source import Source
@@ -59,7 +60,17 @@ class HostReads:
         tracer = self._world.tracer
         asked = [tracer.node_of(each) for each in values if type(each) is compat.FakeTensor and self._is_small(each)]
         read = [node.args[0] for node in tracer.graph.nodes if node.target is aten._local_scalar_dense.default]
-        self.wanted = any(self._of_node(node) is not None for node in (*asked, *read))  # type: ignore[arg-type]
+        self.wanted = any(self._of_node(node) is not None for node in (*asked, *read)) or self._can_count()  # type: ignore[arg-type]
+
+    def _can_count(self) -> bool:
+        """Returns True if the step has a result whose size depends on contents, and the prologue can know its size."""
+        for node in self._world.tracer.graph.nodes:
+            if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+                args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: each.meta.get("val"))
+                counted = count_of(node.target, args, kwargs)
+                if counted is not None and self._counted(counted) is not None:
+                    return True
+        return False
 
     def number(self, tensor: torch.Tensor) -> Any:
         """Returns the number in a tensor of one element; ``None`` if the prologue cannot know it, or need not."""
@@ -69,6 +80,13 @@ class HostReads:
     def size_of(self, tensor: torch.Tensor) -> Any:
         """Returns the integer in a tensor that C++ code uses as a size; ``None`` in the same cases."""
         return self.number(tensor) if tensor.dtype in _INTEGERS else None
+
+    def count(self, counted: Count) -> Any:
+        """Returns the number of elements of a result whose size depends on contents; ``None`` in the same cases."""
+        if not self._world.specialization.reads_inputs or not self.allowed:
+            return None
+        found = self._counted(counted)
+        return None if found is None else self._element(found[0], 0, found[1][0])
 
     def listed(self, tensor: torch.Tensor) -> list[Any] | None:
         """Returns the elements of a small tensor, in order; ``None`` in the same cases."""
@@ -101,16 +119,31 @@ class HostReads:
     def _program(self, tensor: torch.Tensor) -> tuple[Source, list[Any]] | None:
         return self._of_node(self._world.tracer.node_of(tensor))
 
+    def _counted(self, counted: Count) -> tuple[Source, list[Any]] | None:
+        tracer = self._world.tracer
+        if not tracer.has_node(counted.tensor):
+            return None
+        node = tracer.node_of(counted.tensor)
+        written = ProgramWriter(self._world).of([node])
+        if written is None:
+            return None
+        step = Step(counted.function, (written.slots[node], *counted.args), {})
+        written = written._replace(steps=[*written.steps, step], key=(*written.key, repr(step)))
+        return self._computed(written, f"elements of {node.name} on the host")
+
     def _of_node(self, node: fx.Node) -> tuple[Source, list[Any]] | None:
         """Returns the source of the elements of a node's tensor, and their values; ``None`` if the prologue cannot
         compute them."""
         written = ProgramWriter(self._world).of([node])
         if written is None:  # also after a write to an operand, whatever was read before
             return None
+        return self._computed(written, f"{node.name} on the host")
+
+    def _computed(self, written: Written, label: str) -> tuple[Source, list[Any]] | None:
         key = written.key
         if key not in self._programs:
             program = HostProgram(written.sources, tuple(written.steps))
             with compat.real_world():
                 values = program(*written.operands)
-            self._programs[key] = self._world.heap.sources.computed(program, f"{node.name} on the host"), values
+            self._programs[key] = self._world.heap.sources.computed(program, label), values
         return self._programs[key] if self._programs[key][1] else None

@@ -190,6 +190,7 @@ from sidefx_train.torch_compat.inductor.options import inductor_cache_of as indu
 from sidefx_train.torch_compat.inductor.options import inductor_options as inductor_options
 from sidefx_train.torch_compat.inductor.options import inductor_settings as inductor_settings
 from sidefx_train.torch_compat.inductor.options import known_inductor_options as known_inductor_options
+from sidefx_train.torch_compat.inductor.options import users_passes as users_passes
 from sidefx_train.torch_compat.inductor.patching import replaced as replaced
 from sidefx_train.torch_compat.inductor.simulated_cuda import binary as binary
 from sidefx_train.torch_compat.inductor.simulated_cuda import cpu_kernels as cpu_kernels

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._inductor.custom_graph_pass import CustomGraphPass
 
 import sidefx_train
 from sidefx_train import disk_cache
@@ -257,6 +258,26 @@ def test_a_changed_number_in_the_source_misses(folder: Path) -> None:
     changed, notes = trained(factor=2.0)
     assert FOUND not in notes
     assert changed != trained()[0]
+
+
+class Pass(CustomGraphPass):
+    """A pass that changes nothing."""
+
+    def __init__(self, identity: str | None) -> None:
+        self.identity = identity
+
+    def __call__(self, graph: torch.fx.Graph) -> None: ...
+
+    def uuid(self) -> str | None:
+        return self.identity
+
+
+def test_passes_of_the_users_own_belong_to_the_key(folder: Path) -> None:
+    trained()
+    for identity, found in (("one", False), ("one", True), ("two", False), (None, False), (None, False)):
+        with compat.inductor_options({"post_grad_custom_post_pass": Pass(identity)}):
+            assert (FOUND in trained()[1]) is found, identity
+    assert FOUND in trained()[1]
 
 
 def test_a_graph_that_takes_a_python_number_is_called_with_it(folder: Path) -> None:

@@ -152,6 +152,9 @@ def _is_number(feed: str, plan: RunnerPlan) -> bool:
 def _settings(config: CompileConfig) -> str:
     environment = sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith(("TORCHINDUCTOR_", "ATEN_CPU")))
     ignored = ("TORCHINDUCTOR_CACHE_DIR",)
+    passes = compat.users_passes()
+    if passes is None:
+        raise CannotKeep("a pass of the user's own in Inductor, without uuid")
     return repr(
         (
             disk_cache.package_hash(),
@@ -169,6 +172,7 @@ def _settings(config: CompileConfig) -> str:
             torch.get_float32_matmul_precision(),
             torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled,
             compat.inductor_settings(),
+            passes,
             [text for text in environment if not text.startswith(ignored)],
         )
     )

@@ -73,6 +73,28 @@ def inductor_settings() -> str:
         return repr(sorted(config.save_config_portable().items(), key=lambda item: item[0]))
 
 
+def users_passes() -> list[Any] | None:
+    """Returns what identifies passes of the user's own in Inductor's compilation; ``None`` if one has no identity."""
+    from torch._inductor import config
+
+    found = []
+    for name in _PASSES:
+        given = getattr(config, name, None)
+        for each in given if isinstance(given, (list, tuple)) else [given]:
+            identity = getattr(each, "uuid", lambda: None)()
+            if each is not None and identity is None:
+                return None
+            found.append((name, identity))
+    return found
+
+
+_PASSES = (
+    *("pre_grad_custom_pass", "joint_custom_pre_pass", "joint_custom_post_pass", "post_grad_custom_pre_pass"),
+    *("post_grad_custom_post_pass", "_pre_fusion_custom_pass", "_post_fusion_custom_pass"),
+)
+"""Settings that the text of :func:`inductor_settings` omits: functions."""
+
+
 @contextmanager
 def _without_importing_choices() -> Iterator[None]:
     """Context in which reading the settings does not import Inductor's lowerings, as it does from torch 2.15 on.

@@ -48,7 +48,7 @@ def _is_dtensor_class(cls: type) -> bool:
 def is_wrapper(value: Any) -> bool:
     """Returns True for instances of those classes."""
     cls: Any = type(value)
-    return is_wrapper_class(cls)
+    return issubclass(cls, torch.Tensor) and is_wrapper_class(cls)  # the cache would keep any other class alive
 
 
 def has_plain_functions(cls: Any) -> bool:

@@ -65,7 +65,7 @@ class HostReads:
     def _can_count(self) -> bool:
         """Returns True if the step has a result whose size depends on contents, and the prologue can know its size."""
         for node in self._world.tracer.graph.nodes:
-            if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+            if type(node.target) in compat.OPERATORS:
                 args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: each.meta.get("val"))
                 counted = count_of(node.target, args, kwargs)
                 if counted is not None and self._counted(counted) is not None:

@@ -87,7 +87,7 @@ def _opaque(name: str) -> Callable[[Any], Any]:
     from torch.utils._sympy import functions
 
     function = getattr(math, name)
-    expression = getattr(functions, f"OpaqueUnaryFn_{name}")
+    expression = getattr(functions, f"OpaqueUnaryFn_{name}", None) or functions.make_opaque_unary_fn(name)
 
     def apply(value: Any) -> Any:
         if not isinstance(value, torch.SymFloat):
@@ -105,7 +105,8 @@ def _traced(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda value: handle_sym_dispatch(function, (value,), {})
 
 
-_OPAQUE = {getattr(math, name): _opaque(name) for name in ("exp", "log")}
+OPAQUE_NAMES = ("exp", "log", "log10", "log1p", "expm1", "erf")
+_OPAQUE = {getattr(math, name): _opaque(name) for name in OPAQUE_NAMES}
 
 SYMBOLIC_MATH: dict[Any, Callable[[Any], Any]] = {
     **{

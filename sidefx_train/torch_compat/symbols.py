@@ -230,11 +230,11 @@ def python_source(expression: Any) -> str:
     from torch.utils._sympy.printers import PythonPrinter
 
     class Printer(PythonPrinter):
-        def _print_OpaqueUnaryFn_exp(self, expr: Any) -> str:
-            return f"math.exp({self._print(expr.args[0])})"
-
-        def _print_OpaqueUnaryFn_log(self, expr: Any) -> str:
-            return f"math.log({self._print(expr.args[0])})"
+        def _print_Function(self, expr: Any) -> str:
+            kind, _, name = expr.func.__name__.partition("_")
+            if kind != "OpaqueUnaryFn":
+                return str(super()._print_Function(expr))
+            return f"math.{name}({self._print(expr.args[0])})"
 
         def _print_IntInfinity(self, expr: Any) -> str:
             return "math.inf"

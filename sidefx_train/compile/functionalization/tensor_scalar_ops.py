@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from sidefx_train.compile.ops.number_operators import call_with_tensors
+from sidefx_train.compile.ops.number_operators import call_with_tensors, round_number
 from sidefx_train.errors import BackendError
 
 aten = torch.ops.aten
@@ -322,8 +322,15 @@ _NUMBERS: dict[str, Callable[..., torch.Tensor]] = {
     "neg": operator.neg,
     "sqrt": torch.sqrt,
     "exp": torch.exp,
-    "log": torch.log,
     "abs": torch.abs,
+    "round": lambda x, digits=None: torch.round(x) if digits is None else round_number(x, digits),
+    **{
+        name: getattr(torch, name)
+        for name in (
+            *("log", "log2", "log10", "log1p", "expm1", "erf", "sin", "cos", "tan", "sinh", "cosh", "tanh"),
+            *("asin", "acos", "atan", "floor", "ceil", "trunc"),
+        )
+    },
     "max": lambda x, y: torch.maximum(_wide(x, y), _wide(y, x)),
     "min": lambda x, y: torch.minimum(_wide(x, y), _wide(y, x)),
     "sym_max": lambda x, y: torch.maximum(_wide(x, y), _wide(y, x)),

@@ -152,6 +152,23 @@ OPERATORS = _known()
 """The operators, by torch's."""
 
 
+def _rounded(number: torch.Tensor, digits: int) -> torch.Tensor:
+    return torch.full((), round(number.item(), digits), dtype=number.dtype)
+
+
+define_operator(
+    "round_number(Tensor number, int digits) -> Tensor",
+    _rounded,
+    key="CompositeExplicitAutograd",
+    meta=lambda number, digits: torch.empty_like(number),
+)
+
+
+def round_number(number: torch.Tensor, digits: int) -> torch.Tensor:
+    """Returns a number, in a 0-dim tensor, as Python rounds it: by its decimal digits."""
+    return torch.ops.sidefx.round_number.default(number, digits)  # type: ignore[no-any-return]
+
+
 def call_with_tensors(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls torch's operator with 0-dim tensors for some numbers; :data:`NotImplemented` if it has no such form."""
     name = op._schema.name.removeprefix("aten::")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import TYPE_CHECKING, Any
 
@@ -139,6 +140,8 @@ class _Tensors:
         if node.target is aten.sym_size.int:  # of a tensor whose size depends on data; below 2**53
             return self._filled(node)
         op = _ARITHMETIC.get(node.target)  # type: ignore[arg-type]
+        if op is None and self._dtype.is_floating_point:
+            op = _OF_FLOATS.get(node.target)  # type: ignore[arg-type]
         operands = [self.of(arg) for arg in node.args] if op is not None else [None]
         return None if None in operands else append(self._tracer, op, *operands)
 
@@ -152,6 +155,8 @@ _ARITHMETIC = {
     torch.sym_float: aten.alias.default,
 }
 """Operations that never raise and whose result in double precision is Python's."""
+_OF_FLOATS = {operator.truediv: aten.div.Tensor, compat.SYMBOLIC_MATH[math.sqrt]: aten.sqrt.default}
+"""Those of which an earlier condition says that they do not raise."""
 
 
 def copy_of_item(tracer: GraphTracer, item: fx.Node, dtype: torch.dtype) -> fx.Node:

@@ -3,7 +3,7 @@
 A replay computes only the results that are used: a division by zero would be missed if its result is unused, and found
 late otherwise. So each operation that may raise first tests its operands, which adds a guard to the entry; if it does
 raise, it runs on the numbers' values. If the number exists only when the graph runs, and its bounds do not decide, the
-capture breaks at the operation.
+graph checks that the operation does not raise; if that cannot be expressed, the capture breaks at the operation.
 """
 
 from __future__ import annotations
@@ -120,6 +120,8 @@ def _asked(world: CaptureContext, condition: Any, unknown: bool = False) -> bool
         return known
     frame = world.interp.current_frame
     if frame is not None and world.heap.trusts(frame.globals):
+        return unknown
+    if world.grant(condition, unknown):
         return unknown
     _refuse(world)
 

@@ -4,8 +4,9 @@ If a class label is out of range, the loss raises, and batch norm has already up
 updated, so must the eager re-run of a failed step, and so the compiled step must not have changed anything. Indices
 that come directly from an input are checked before the graph runs. Indices that the step computes are checked by the
 graph itself, which clamps them and reports (generated code must not raise inside a parallel region: the process would
-end); then every update waits for the report. For all other operations that may raise, independent updates are deferred
-until the graph has finished.
+end). Every update then writes the old value where the report says so; on an accelerator, and outside of generated code,
+it waits for the report. For all other operations that may raise, independent updates are deferred until the graph has
+finished.
 """
 
 from __future__ import annotations

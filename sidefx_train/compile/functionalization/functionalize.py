@@ -92,7 +92,9 @@ def functionalize(
         raise BackendError("SFX201", "a graph with collectives assumes conditions: it could not run again eagerly")
     waiting = deferred_mutations(graph, aliases, left)
     assumes, factorized = bool(conditions(graph)), factorizes(graph)
-    if guarded or assumes or factorized:
+    # Generated code selects the old value in the loop that writes: a deferred update is written, and copied, once more.
+    predicated = tensor_scalars and not left and accelerator_of(graph) is None
+    if (guarded or assumes or factorized) and not predicated:
         waiting = {n for n in graph.nodes if n.op == "placeholder"}
     skip, defer = frozenset(tail.nodes) | counters.nodes, frozenset(waiting)
     options = RetraceOptions(

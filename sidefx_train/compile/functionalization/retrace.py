@@ -504,12 +504,14 @@ class Retracer:
             outputs.append(plain)
             if isinstance(plain, torch.Tensor):
                 shapes[node] = (tuple(plain.shape), tuple(plain.stride()), plain.storage_offset())
-        report = None
+        report, failed = None, None
         if self.flags:
             report = len(outputs)
-            outputs.append(compat.from_functional(torch.stack(self.flags).any()))
+            failed = torch.stack(self.flags).any()
+            outputs.append(compat.from_functional(failed))
         mutated: list[int] = []
         mutated_bases: list[int] = []
+        updates: list[tuple[torch.Tensor, torch.Tensor]] = []
         final: dict[str, int] = {}
         metadata: dict[int, Layout] = {}
         for i, node in enumerate(self.placeholders):
@@ -533,8 +535,7 @@ class Retracer:
                 outputs.append(new)
             else:
                 mutated.append(i)
-                with compat.below_functionalization():
-                    aten.copy_.default(entry, new)
+                updates.append((entry, self._unless(failed, entry, new)))
         for i in self.members:
             layout = self._new_layout(i)
             if layout is not None:
@@ -548,9 +549,10 @@ class Retracer:
                 outputs.append(new)
             else:
                 mutated_bases.append(i)
-                with compat.below_functionalization():
-                    aten.copy_.default(self.base_fakes[i], new)
+                updates.append((self.base_fakes[i], self._unless(failed, self.base_fakes[i], new)))
         with compat.below_functionalization():
+            for target, new in updates:
+                aten.copy_.default(target, new)
             nodes = [self._output_node(value) for value in outputs]
         self.tracer.graph.output(tuple(nodes))
         module = compat.late_module(self.tracer.root, self.tracer.graph)
@@ -558,6 +560,13 @@ class Retracer:
         return Retraced(
             module, self.feeds, self.packed, results, final, mutated, metadata, shapes, report, bases, mutated_bases
         )
+
+    def _unless(self, failed: torch.Tensor | None, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        """Returns the value to write to an input: its old one where a condition of the graph did not hold."""
+        if failed is None:
+            return new
+        with compat.below_functionalization():
+            return torch.where(compat.from_functional(failed), old, new)
 
     def _new_layout(self, position: int) -> Layout | None:
         """Returns an input's new layout, as captured: functionalization loses strides and offset."""

@@ -105,7 +105,13 @@ def test_updates_wait_for_what_cannot_be_checked_first() -> None:
     assert graph.mutated == (1,)
     reporting = functionalize(traced, tensor_scalars=True)
     assert reporting.covered and reporting.report is not None
-    assert [target for target, _ in reporting.deferred_copies] == ["a0", "a1"]
+    assert not reporting.deferred_copies and reporting.mutated == (0, 1)
+    copies = [node for node in reporting.module.graph.nodes if node.target is torch.ops.aten.copy_.default]
+    kept = [node.args[1] for node in copies]
+    assert [node.target for node in kept] == [torch.ops.aten.where.self] * 2, (
+        "the old value if the index is out of range"
+    )
+    assert [node.args[1] for node in kept] == [node.args[0] for node in copies]
     aliases = Aliases(traced.module.graph)
     hazards = find_raising_ops(traced.module.graph, aliases)
     assert len(hazards.unchecked) == 1

@@ -107,3 +107,6 @@ class CaptureContext(ABC):
 
     @abstractmethod
     def delete_global(self, namespace: dict[str, Any], name: str) -> bool: ...
+
+    @abstractmethod
+    def grant(self, condition: Any, holds: bool) -> bool: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -103,6 +104,11 @@ def _zeros(size: Any, **kwargs: Any) -> Any:
     return aten.zeros.default(size, **kwargs)
 
 
+def _sym_numel(tensor: Any) -> Any:
+    """The number of elements as a product of sizes: torch's tracer does not find powers of a symbol."""
+    return math.prod(aten.sym_size.int(tensor, dim) for dim in range(tensor.dim()))
+
+
 CHANNELS_LAST: dict[Any, Callable[..., Any]] = {
     aten.convolution.default: layouts.convolution,
     aten.convolution_backward.default: layouts.convolution_backward,
@@ -110,6 +116,7 @@ CHANNELS_LAST: dict[Any, Callable[..., Any]] = {
 
 
 REWRITES: dict[Any, Callable[..., Any]] = {
+    aten.sym_numel.default: _sym_numel,
     aten.native_batch_norm.default: _native_batch_norm,
     aten.native_batch_norm.out: _batch_norm_into,
     aten.cudnn_batch_norm.default: _cudnn_batch_norm,

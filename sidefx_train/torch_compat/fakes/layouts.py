@@ -69,6 +69,18 @@ def _outer(mode: Any, func: Any, x: Any, a: Any, b: Any, **factors: Any) -> Any:
         return torch.empty_like(x + a.unsqueeze(1) * b)
 
 
+def _products_and_sum(mode: Any, func: Any, x: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    """``baddbmm`` and ``addbmm`` with symbolic sizes, which torch's own expands as plain numbers."""
+    if not x.dtype == a.dtype == b.dtype or a.dim() != 3 or b.dim() != 3:
+        return NotImplemented
+    size = (*a.shape[:2], b.shape[2]) if func is aten.baddbmm.default else (a.shape[1], b.shape[2])
+    if all(type(each) is int for each in size):
+        return NotImplemented
+    with mode:
+        x.expand(size)  # raises for others
+        return torch.bmm(a, b).new_empty(size)
+
+
 def _power_of_number(mode: Any, func: Any, base: Any, exponent: Any) -> Any:
     _, dtype = elementwise_dtypes(base, exponent, type_promotion_kind=PROMOTION.BOOL_TO_LONG)
     with mode:
@@ -128,6 +140,7 @@ LAYOUTS: dict[Any, Any] = {
     **dict.fromkeys(_CONTIGUOUS, _contiguous),
     aten.native_dropout_backward.default: _undropped,
     aten.addr.default: _outer,
+    **dict.fromkeys((aten.baddbmm.default, aten.addbmm.default), _products_and_sum),
     aten.log_sigmoid_forward.default: _log_sigmoid,
     **dict.fromkeys((aten.channel_shuffle.default, aten.native_channel_shuffle.default), _shuffled),
     aten.ldexp.Tensor: _scaled_by_power,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import fx
+
+from sidefx_train.torch_compat.inductor.patching import setting
 
 KERNEL_FUNCTION = "aoti_torch_sidefx_"
 """Prefix of the functions that Inductor's C++ calls for ``sidefx::product``, ``product_relu``, ``products`` (with the
@@ -119,3 +122,29 @@ def _call_unlowered(graph: fx.Graph) -> None:
 def multiplies_narrow() -> bool:
     """Returns True if oneDNN supports bfloat16 products on this processor: they need AVX-512."""
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+@contextmanager
+def convolutions_of_all_sizes() -> Iterator[None]:
+    """Context in which the lowering of a convolution's backward does not guard the strides of its results.
+
+    It needs only their order, and fixes the numbers: each size was a graph of its own.
+    """
+    from torch._inductor import kernel, lowering, virtualized
+
+    target = torch.ops.aten.convolution_backward.default
+    before = lowering.lowerings.get(target)
+    if before is None or not hasattr(kernel.conv, "convolution_backward_lowering"):  # before torch 2.13
+        yield
+        return
+
+    def lower(*args: Any, **kwargs: Any) -> Any:
+        sizes = virtualized.V.graph.sizevars
+        with setting(sizes, "guard_int_seq", lambda given: list(sizes.guarding_hints_or_throw(given))):
+            return before(*args, **kwargs)
+
+    lowering.lowerings[target] = lower
+    try:
+        yield
+    finally:
+        lowering.lowerings[target] = before

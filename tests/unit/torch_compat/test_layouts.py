@@ -55,6 +55,11 @@ CALLS: list[tuple[Any, ...]] = [
     *((aten.pow.Scalar, 2, columns(6, 5) > 0), (aten.addr.default, columns(6, 5), rows(6), rows(5))),
     (lambda x, a, b: aten.addr(x, a, b, beta=0.0), columns(6, 5), rows(6), rows(5)),
     (aten.addr.default, rows(5), rows(6), rows(5)),
+    *(
+        (aten.baddbmm.default, x, columns(2, 3, 4), columns(2, 4, 5))
+        for x in (columns(2, 3, 5), rows(2, 1, 5), rows(5))
+    ),
+    *((aten.addbmm.default, x, columns(2, 3, 4), columns(2, 4, 5)) for x in (columns(3, 5), rows(3, 1))),
     *((aten.binary_cross_entropy.default, columns(6, 5), rows(6, 5), None, way) for way in (0, 1)),
     (aten.native_dropout_backward.default, columns(6, 5), rows(6, 5) > 0.5, 2.0),
     (aten.mse_loss_backward.default, rows(6, 5), columns(6, 5), columns(6, 5), 0),

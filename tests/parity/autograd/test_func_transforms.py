@@ -111,22 +111,27 @@ OVER_OUTSIDE = {
 }
 
 
+def trains_on(w, function, lr):
+    """Returns a program that trains an outside parameter on ``function(x, w)``."""
+    optimizer = torch.optim.SGD([w], lr=lr)
+
+    def step(x):
+        found = function(x, w)
+        found.square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return found.detach()
+
+    return Program(step, batches((3, 4)), (w, optimizer))
+
+
 @pytest.mark.parametrize("name", OVER_OUTSIDE)
 def test_function_over_outside_tensors(name):
     """Their first read is inside the transform, which must not treat their fake tensors as its own tensors."""
 
     def make() -> Program:
         w = nn.Parameter(torch.linspace(-1, 1, 4))
-        optimizer = torch.optim.SGD([w], lr=0.1)
-
-        def step(x):
-            found = OVER_OUTSIDE[name](x, w)
-            found.square().sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return found.detach()
-
-        return Program(step, batches((3, 4)), (w, optimizer))
+        return trains_on(w, OVER_OUTSIDE[name], lr=0.1)
 
     parity(make, steps=3)
 
@@ -149,16 +154,7 @@ def test_derivatives_of_rows_by_weights_from_outside(name, transform):
 
     def make() -> Program:
         w = nn.Parameter(torch.linspace(-1, 1.5, 12).view(3, 4))
-        optimizer = torch.optim.SGD([w], lr=0.01)
-
-        def step(x):
-            found = torch.vmap(transform(lambda row: OF_ROWS[name](row, w)))(x)
-            found.square().sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return found.detach()
-
-        return Program(step, batches((3, 4)), (w, optimizer))
+        return trains_on(w, lambda x, w: torch.vmap(transform(lambda row: OF_ROWS[name](row, w)))(x), lr=0.01)
 
     parity(make, steps=3)
 

@@ -41,7 +41,6 @@ from sidefx_train.compile.capture.world.native_call_facts import (
     HASHABLE,
     HASHED,
     HASHING,
-    KEEPS_ARGUMENTS,
     KEYED_METHODS,
     MAKES_SUBCLASS,
     ORDERS,
@@ -58,6 +57,7 @@ from sidefx_train.compile.capture.world.native_call_facts import (
     inside,
     is_fake_tensor_error,
     is_fromkeys,
+    keeps_arguments,
     known_late,
     passes_items,
     wants_values,
@@ -379,7 +379,7 @@ class Calls:
                 for value in args[2:]:
                     self.touch(value, deep=False, asked=name)
             return
-        if any(fn is known for known in KEEPS_ARGUMENTS):
+        if keeps_arguments(fn, args):
             return
         if any(fn is known for known in FILLS) or (name in ("or_", "ior") and args and type(args[0]) is dict):
             self.touch_entries(args, name)

@@ -164,8 +164,7 @@ HASHED = (set, frozenset, dict)
 """Functions that look up by hash: the keys were read when they were inserted."""
 
 
-KEEPS_ARGUMENTS = (functools.partial, types.MethodType, types.SimpleNamespace)
-"""C functions that keep their arguments, by name or by position, without reading them."""
+_KEEPS_ARGUMENTS = (functools.partial, types.MethodType)
 
 PASSES_ITEMS = (
     *(len, iter, next, reversed, enumerate, zip, list, tuple, tuple.__new__, list.__init__, list.copy),
@@ -179,6 +178,13 @@ _JOINS = frozenset({"add", "iadd", "concat", "iconcat", "mul", "imul"})
 
 FILLS = (dict, dict.__init__, dict.update, dict.__ior__, dict.__or__, dict.__ror__, dict.copy, collections.OrderedDict)
 """C functions that pass on the values of a dict, and read its keys."""
+
+
+def keeps_arguments(fn: Any, args: tuple[Any, ...]) -> bool:
+    """Returns True for a C function that keeps its arguments without reading them."""
+    if fn is types.SimpleNamespace:
+        return not args  # from Python 3.13 on, it reads a mapping
+    return any(fn is known for known in _KEEPS_ARGUMENTS)
 
 
 def passes_items(fn: Any, args: tuple[Any, ...]) -> bool:

@@ -22,8 +22,6 @@ from sidefx_train.compile.ops import packed_sequences as ops
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
 
-aten = torch.ops.aten
-
 
 @registry.intercept(compat.pack_sequences)
 def _pack(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -71,7 +71,7 @@ class Queries:
         self._guards: list[Guard] | None = None
         self.at_entry = compat.answers_changed_by_captures()
         self.now = dict(self.at_entry)
-        self._at_entry: dict[Any, Any] = compat.autocast_dtypes()
+        self._earlier: dict[Any, Any] = compat.autocast_dtypes()
 
     def note(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], answer: Any) -> Any:
         """Records a call of a function if it is a query.
@@ -103,7 +103,7 @@ class Queries:
         """
         if (ask, ()) not in self._asked:
             self._asked[ask, ()] = (ask, shown, self._heap.locate())
-            self._at_entry[ask, ()] = ask()
+            self._earlier[ask, ()] = ask()
             self._guards = None
 
     def subclasses(self, cls: type) -> list[type]:
@@ -131,8 +131,8 @@ class Queries:
 
     def _guard(self, key: Any, ask: Callable[[], Any], label: str, location: Location | None) -> Guard:
         sources = self._heap.sources
-        if key in self._at_entry:
-            answer = self._at_entry[key]
+        if key in self._earlier:
+            answer = self._earlier[key]
         else:
             answer = self.at_entry[ask] if ask in self.at_entry else ask()
         if is_plain(answer):

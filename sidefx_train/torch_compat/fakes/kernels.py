@@ -1,8 +1,9 @@
-"""Fake kernels that torch lacks or has wrong: CTC loss, grouped products; for symbolic sizes also padding, resampling
-and tests whether all or any are true."""
+"""Fake kernels that torch lacks or has wrong: CTC loss, grouped products; for symbolic sizes also resampling, tests
+whether all or any are true, and operators whose C++ kernel wants plain numbers."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,28 +19,45 @@ def know_grouped_products() -> None:
         fake_impls.register_op_impl(op)(_grouped_product)
 
 
-def know_symbolic_padding() -> None:
-    """Registers a fake kernel of padding by symbolic widths, which torch has only for tensors of symbolic sizes."""
+def know_kernels_for_symbols() -> None:
+    """Registers the Python kernels of :data:`FOR_SYMBOLS` for calls with symbolic sizes."""
     from torch._subclasses import fake_impls
 
-    op = torch.ops.aten.constant_pad_nd.default
-    if op not in fake_impls.op_implementations_dict:
-        fake_impls.register_op_impl(op)(_padded)
+    for op in FOR_SYMBOLS:
+        if op not in fake_impls.FAST_OP_IMPLEMENTATIONS:  # which torch asks only for symbolic sizes
+            kernel = op.py_kernels[torch._C.DispatchKey.Meta]
+            fake_impls.register_fast_op_impl(op)(partial(_by_python, kernel))
 
 
-def _padded(mode: Any, func: Any, x: Any, pad: Any, value: Any = 0) -> Any:
-    if not any(isinstance(width, torch.SymInt) for width in pad) or x.dim() < len(pad) // 2:
-        return NotImplemented
-    size = list(x.shape)
-    for i, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
-        size[-1 - i] = size[-1 - i] + before + after
+def _by_python(kernel: Any, mode: Any, *args: Any, **named: Any) -> Any:
     with mode:
-        layout = torch.channels_last if x.dim() == 4 and _is_channels_last(x) else torch.contiguous_format
-        return torch.empty(size, dtype=x.dtype, device=x.device, memory_format=layout)
+        return kernel(*args, **named)
 
 
-def _is_channels_last(x: torch.Tensor) -> bool:
-    return x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+def _with_python_kernels(*names: str) -> frozenset[Any]:
+    parts = (each.split(".") for each in names)
+    found = (getattr(getattr(torch.ops.aten, name), overload) for name, overload in parts)
+    return frozenset(op for op in found if torch._C.DispatchKey.Meta in op.py_kernels)
+
+
+_POLYNOMIALS = (
+    *(f"special_{shifted}chebyshev_polynomial_{kind}" for shifted in ("", "shifted_") for kind in "tuvw"),
+    *("special_hermite_polynomial_h", "special_hermite_polynomial_he", "special_laguerre_polynomial_l"),
+    "special_legendre_polynomial_p",
+)
+_COPIES_OF_VIEWS = tuple(f"{view}_copy" for view in ("expand", "narrow", "permute", "split_with_sizes", "unfold"))
+
+FOR_SYMBOLS = _with_python_kernels(
+    *(f"{name}.default" for name in (*_POLYNOMIALS, *_COPIES_OF_VIEWS, "_fft_r2c", "_fft_c2c", "_fft_c2r")),
+    *("constant_pad_nd.default", "im2col.default", "masked_scatter.default", "_chunk_cat.default", "unbind_copy.int"),
+    *("complex.default", "polar.default", "addcmul.default", "addcdiv.default", "lerp.Scalar", "lerp.Tensor"),
+    *("linalg_solve_triangular.default", "cholesky_solve.default"),
+    *("_unsafe_index.Tensor", "_unsafe_masked_index.default"),
+)
+"""Operators whose C++ kernel, or the operators that it calls, asks for symbolic sizes as plain numbers.
+
+Their Python kernels give the same strides without. A scan of all operators with symbolic sizes found these.
+"""
 
 
 def know_resampling() -> None:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from tests.support.parity import Program, parity
 
-LENGTHS = [6, 9, 4, 7, 12, 5]
+LENGTHS = [6, 9, 10, 7, 12, 5]
 WIDTH, WORDS = 8, 20
 
 
@@ -64,9 +64,49 @@ def convolutions(net, x, h):
     return net.transposed(net.convolution(h.transpose(1, 2)).relu()).square().mean()
 
 
+def padded(net, x, h):
+    return net.convolution(F.pad(h.transpose(1, 2), (2, 0))).square().mean() + F.unfold(h[:, None], 3).square().mean()
+
+
+def spectrum(net, x, h):
+    twice = torch.fft.irfft(torch.fft.rfft(h, dim=1) * 2, n=h.shape[1], dim=1)
+    return twice.square().mean() + torch.fft.fft2(h).abs().mean()
+
+
+def short_spectra(net, x, h):
+    window, kind = torch.hann_window(4), {"hop_length": 2, "return_complex": True}
+    wide = torch.stft(h.sum(-1), 4, window=window, **kind)
+    narrow = torch.stft(h.sum(-1), 4, win_length=3, window=window[:3], normalized=True, onesided=False, **kind)
+    single = torch.stft(h[0].sum(-1), 4, window=window, **kind)
+    return wide.abs().mean() + narrow.abs().square().mean() + single.abs().mean()
+
+
+def pooled(net, x, h):
+    times = h.transpose(1, 2)
+    values, places = F.max_pool1d(times, 3, 2, 1, return_indices=True)
+    whole = F.max_pool1d(times.detach().relu(), times.shape[2]) + nn.MaxPool1d(h.shape[1])(times)
+    return (values * places).mean() + nn.MaxPool1d(3, 1, dilation=2)(times[0, :, :4].repeat(1, 2)).mean() + whole.mean()
+
+
+def positions_from_numbers(net, x, h):
+    size = h.shape[1]
+    made = torch.linspace(-1, 1, size) + torch.hann_window(size) + torch.hamming_window(size, False, 0.5)
+    return (h * made[:, None]).square().mean()
+
+
+def broadcast(net, x, h):
+    size = h.shape[1]
+    numbers = net.positions[:size].detach()
+    picked = h[torch.arange(4)[:, None], torch.arange(size)]
+    mixed = torch.lerp(picked, h[:, :1], numbers[:, :1]) + torch.addcmul(h, h[:, :1], numbers[:, :1])
+    turned = torch.polar(torch.ones(size, 4), numbers[:, :4]) * torch.view_as_complex(h.reshape(4, -1, 4, 2))
+    mask = (x > 9).unsqueeze(-1).expand_as(h)
+    return mixed.square().mean() + turned.abs().square().mean() + h.masked_scatter(mask, h.flip(1)).square().mean()
+
+
 MODELS = (
     *(attention_with_weights, language_model, products_of_times, rotated, added_products),
-    *(convolution, convolutions),
+    *(convolution, convolutions, padded, spectrum, short_spectra, pooled, positions_from_numbers, broadcast),
 )
 
 
@@ -75,7 +115,7 @@ MODELS = (
 @pytest.mark.covering(1)
 def test_one_graph_for_all_lengths(model, backend):
     """Regression: attention with weights, means of products of times, and convolutions whose input needs a gradient
-    were a graph for each length."""
+    were a graph for each length; so were padding by a constant, spectra, pooling over time, and ``linspace``."""
 
     def make() -> Program:
         net = Net()

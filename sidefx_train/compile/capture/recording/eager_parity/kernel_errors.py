@@ -82,8 +82,8 @@ def check_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
         _check_summand(func, *args[:3])
     if func is aten._grouped_mm.default:
         compat.know_grouped_products()
-    if func is aten.constant_pad_nd.default:
-        compat.know_symbolic_padding()
+    if func in compat.FOR_SYMBOLS:
+        compat.know_kernels_for_symbols()
     if func in compat.LAYOUTS:
         compat.know_layouts()
     if func in compat.RESAMPLING:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.capture.interceptors.tensor_from_numbers import by_keywords
+from sidefx_train.compile.capture.interceptors.tensors.tensor_from_numbers import by_keywords
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT

@@ -1,0 +1,154 @@
+"""Functions of symbolic sizes that torch composes in C++ code, which asks for plain numbers.
+
+They call the operators that the C++ code calls, which accept symbolic sizes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional as F
+
+from sidefx_train import torch_compat as compat
+from sidefx_train.compile.common import interceptor_registry as registry
+from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.type_checks import safe_isinstance
+from sidefx_train.compile.ops import sequences_of_numbers
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.world.trace_world import TraceWorld
+
+
+def _is_symbolic(value: Any) -> bool:
+    return safe_isinstance(value, torch.SymInt)
+
+
+def _on_host(value: Any) -> bool:
+    return safe_isinstance(value, compat.FakeTensor) and value.device.type == "cpu"
+
+
+# ---------------------------------------------------------------------- pooling
+_POOLING = inspect.signature(
+    lambda input, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False: None
+)
+
+
+def _max_pool1d(with_indices: bool, world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    try:
+        given = _POOLING.bind(*args, **kwargs)
+    except TypeError:
+        return ABSENT
+    given.apply_defaults()
+    x, *windows, rounds_up, asked = given.arguments.values()
+    if not _on_host(x) or x.dim() not in (2, 3) or not any(map(_is_symbolic, x.shape)):
+        return ABSENT
+    kernel, stride, padding, dilation = (_one(each) for each in windows)
+    stride = kernel if stride in (None, ()) else stride
+    if not all(type(each) is int for each in (padding, dilation)) or {type(rounds_up), type(asked)} != {bool}:
+        return ABSENT
+    made: Any
+    if type(kernel) is int and type(stride) is int:
+        made = world.guarded(_pooled, (x, kernel, stride, padding, dilation, rounds_up), {})
+    elif _is_symbolic(kernel) and (padding, dilation) == (0, 1) and kernel == x.shape[-1]:
+        made = world.guarded(torch.max, (x, -1, True), {})
+    else:
+        return ABSENT
+    return tuple(made) if with_indices or asked else made[0]
+
+
+def _one(value: Any) -> Any:
+    """Returns the number of a list of one."""
+    return value[0] if safe_isinstance(value, (tuple, list)) and len(value) == 1 else value
+
+
+def _pooled(x: Any, kernel: int, stride: int, padding: int, dilation: int, rounds_up: bool) -> Any:
+    pairs = (1, kernel), (1, stride), (0, padding), (1, dilation)
+    made = torch.ops.aten.max_pool2d_with_indices.default(x.unsqueeze(-2), *pairs, rounds_up)
+    return [each.squeeze(-2) for each in made]
+
+
+registry.intercept(F.max_pool1d, torch.max_pool1d)(partial(_max_pool1d, False))
+registry.intercept(F.max_pool1d_with_indices, torch.max_pool1d_with_indices)(partial(_max_pool1d, True))
+
+
+# ---------------------------------------------------------------------- spectra
+_STFT = inspect.signature(torch.stft)
+
+
+@registry.intercept(torch.stft)
+def _stft(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    try:
+        given = _STFT.bind(*args, **kwargs)
+    except TypeError:
+        return ABSENT
+    given.apply_defaults()
+    x, n_fft, hop, width, window, center, *_, as_complex, align = given.arguments.values()
+    hop, width = n_fft // 4 if hop is None else hop, n_fft if width is None else width
+    known = _on_host(x) and x.is_floating_point() and x.dim() in (1, 2) and any(map(_is_symbolic, x.shape))
+    if not known or not all(type(each) is int for each in (n_fft, hop, width)) or align not in (None, False):
+        return ABSENT
+    if as_complex is not True or not 0 < width <= n_fft or hop <= 0 or not _is_window(window, width):
+        return ABSENT
+    if not center and x.shape[-1] < n_fft:
+        return ABSENT
+    return world.guarded(_spectra, (given.arguments, hop, width), {})
+
+
+def _is_window(window: Any, width: int) -> bool:
+    return _on_host(window) and window.is_floating_point() and window.shape == (width,)  # torch warns of none
+
+
+def _spectra(given: dict[str, Any], hop: int, width: int) -> Any:
+    x, n_fft, window, onesided = given["input"], given["n_fft"], given["window"], given["onesided"]
+    single = x.dim() == 1
+    if given["center"]:
+        x = F.pad(x.view((1,) * (3 - x.dim()) + x.shape), (n_fft // 2, n_fft // 2), given["pad_mode"]).squeeze(0)
+    elif single:
+        x = x.unsqueeze(0)
+    if width < n_fft:
+        narrow, window = window, torch.zeros(n_fft, dtype=window.dtype)
+        window.narrow(0, (n_fft - width) // 2, width).copy_(narrow)
+    x = x.unfold(1, n_fft, hop)  # torch has as_strided, whose backward adds in the same order, but asks for numbers
+    norm = 1 if given["normalized"] else 0
+    made = torch.ops.aten._fft_r2c.default(x * window, [2], norm, onesided in (None, True)).transpose_(1, 2)
+    return made.squeeze_(0) if single else made
+
+
+# ---------------------------------------------------------------------- sequences of numbers
+_WINDOW = inspect.signature(
+    lambda window_length, periodic=True, *numbers, dtype=None, device=None, requires_grad=False: None
+)
+_LINSPACE = inspect.signature(lambda start, end, steps, *, dtype=None, device=None, requires_grad=False: None)
+
+
+def _sequence(function: Any, world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    try:
+        given = (_LINSPACE if function is torch.linspace else _WINDOW).bind(*args, **kwargs)
+    except TypeError:
+        return ABSENT
+    given.apply_defaults()
+    *numbers, dtype, device, needs_gradient = given.arguments.values()
+    if function is torch.linspace:
+        *numbers, length = numbers
+    else:
+        length, periodic, more = numbers
+        numbers = [periodic, *more]
+    if not _is_symbolic(length) or needs_gradient is not False or not all(map(_is_number, numbers)):
+        return ABSENT
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    device = torch.get_default_device() if device is None else device
+    if str(device) != "cpu" or not safe_isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        return ABSENT
+    operator = torch.ops.sidefx.sequence_of_numbers.default
+    return world.guarded(operator, (function.__name__, numbers, length, dtype), {})
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (bool, int, float)
+
+
+for _function in sequences_of_numbers.FUNCTIONS.values():
+    registry.intercept(_function)(partial(_sequence, _function))

@@ -1,0 +1,37 @@
+"""``linspace`` and windows of symbolic lengths; torch's operators want a plain number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from sidefx_train.compile.ops.registration import define_operator
+
+FUNCTIONS: dict[str, Any] = {
+    each.__name__: each
+    for each in (
+        *(torch.linspace, torch.hann_window, torch.hamming_window, torch.blackman_window, torch.bartlett_window),
+        torch.kaiser_window,
+    )
+}
+"""By name: functions whose last argument before the dtype is the length, or the first one."""
+
+
+def _made(name: str, numbers: list[Any], length: int, dtype: torch.dtype) -> Any:
+    """Calls ``linspace(start, end, length)``, or ``window(length, periodic, ...)``."""
+    if name == "linspace":
+        return torch.linspace(*numbers, length, dtype=dtype)
+    return FUNCTIONS[name](length, bool(numbers[0]), *numbers[1:], dtype=dtype)
+
+
+def _fake(name: str, numbers: list[Any], length: Any, dtype: torch.dtype) -> Any:
+    return torch.empty(length, dtype=dtype)
+
+
+define_operator(
+    "sequence_of_numbers(str name, Scalar[] numbers, SymInt length, ScalarType dtype) -> Tensor",
+    _made,
+    _fake,
+    key="CompositeExplicitAutograd",
+)

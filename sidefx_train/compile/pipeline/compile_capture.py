@@ -198,7 +198,8 @@ def bind(captured: Captured, executable: Executable, checks: dict[str, Any], con
     replay = captured.draws.before(_behind(late, replay), MISS)
     if captured.suspension is not None and not context.is_part:
         native = captured.suspension.point.native
-        replay = driven(replay, partial(compat.watched, on_computing=context.rest_computes) if native else None)
+        run_rest = partial(compat.watched, on_computing=context.rest_computes) if native else None
+        replay = driven(replay, run_rest, context.ended_in_parts)
     if state.under_function_modes:
         replay = compat.without_functions(replay, state, MISS)
     fetch = _behind(late, link(captured.residual, captured.name, bindings, measuring=True))

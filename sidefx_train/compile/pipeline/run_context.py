@@ -24,6 +24,7 @@ class RunContext:
         failed: ``failed(error, args, kwargs)``, called by generated code when the graph raises.
         differs: called with a description if a compiled graph is found wrong.
         rest_computes: called when a native rest of the step computes with tensors.
+        ended_in_parts: called when a call in parts has returned.
         parts: the parts of the step, with which suspended frames continue.
         is_part: the step is the rest of another, whose driver continues it.
     """
@@ -31,5 +32,6 @@ class RunContext:
     failed: Callable[..., Any]
     differs: Callable[[str], None]
     rest_computes: Callable[[], None]
+    ended_in_parts: Callable[[], None]
     parts: Parts
     is_part: bool

@@ -34,7 +34,7 @@ from sidefx_train.compile.runtime.entry_cache import EntryCache
 from sidefx_train.compile.runtime.entry_holder import Holder
 from sidefx_train.compile.runtime.fallback import Fallback
 from sidefx_train.compile.runtime.finalizer_check import observable_finalization
-from sidefx_train.compile.runtime.graph_failures import GraphFailures
+from sidefx_train.compile.runtime.graph_failures import GraphFailures, UsualBranches
 from sidefx_train.compile.runtime.guard_failures import Missed, SpecializationState
 from sidefx_train.compile.runtime.timing.dispatch_timing import dispatch_seconds
 from sidefx_train.compile.runtime.timing.eager_comparison import EagerComparison
@@ -105,16 +105,31 @@ class CompiledStep:
         on_forgotten = self._specialization.refetch if self._is_part else _ignore_label
         self._cache = EntryCache(self._set_replays, self._count_calls, on_forgotten)
         self._fallback = Fallback(self._fn, self._name, config, report, warned)
+        self._usual = UsualBranches(
+            self._cache,
+            self._specialization,
+            self._parts.history,
+            lambda: self._capturer.deterministic,
+            self._is_part,
+        )
         failures = GraphFailures(
             config,
             report,
             self._cache,
             self._specialization,
+            self._usual,
             self._fallback,
             self._count_calls,
             self._uncount_replay,
         )
-        context = RunContext(failures.failed, failures.differs, failures.rest_computes, self._parts, self._is_part)
+        context = RunContext(
+            failures.failed,
+            failures.differs,
+            failures.rest_computes,
+            self._ended_in_parts,
+            self._parts,
+            self._is_part,
+        )
         self._capturer = Capturer(self._fn, self._name, config, self._specialization, context)
         self._limits = CaptureLimits(config, self._cache)
         self._jobs = BackgroundJobs(
@@ -276,6 +291,7 @@ class CompiledStep:
             if stopped is not None:
                 self._specialization.update_after_stop(stopped, call)
             missed = None if newest is None else self._specialization.update_after(newest, call)
+            missed = self._usual.take_trigger() or missed
         stop = self._limits.reached(missed)
         if stop is not None:
             return self._fallback.run(stop, call, key=(stop.code, missed.label if missed else ""))
@@ -436,6 +452,12 @@ class CompiledStep:
     def _own_parts(self) -> list[Any]:
         """Returns the steps that this step has been split into."""
         return [] if self._is_part else self._parts.steps()
+
+    def _ended_in_parts(self) -> None:
+        """Looks for branches that have gone one way for a while, after a call in parts."""
+        if self._parts.history.end_call():
+            for step in (self, *self._own_parts()):
+                step._usual.settle()
 
     def _make_part(self, fn: types.FunctionType, name: str) -> CompiledStep:
         """Compiles the rest of the step after a break like a step."""

@@ -12,6 +12,7 @@ from sidefx_train.compile.capture.guards.guard import Guard
 from sidefx_train.compile.capture.guards.kinds import KINDS, describe
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.guards.specialization import Specialization
+from sidefx_train.compile.capture.resume.branch_history import Branch
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import CONTENTS
 from sidefx_train.compile.capture.shadows.transient_objects import same_structure
 from sidefx_train.compile.common.host_programs import OF_NUMPY
@@ -94,6 +95,10 @@ class SpecializationState:
     def assume_nothing(self) -> None:
         """Captures no branch under a condition on a tensor from now on."""
         self.current = replace(self.current, assumes_nothing=True)
+
+    def assume_usual(self, truths: frozenset[tuple[Branch, bool]]) -> None:
+        """Assumes from now on that the conditions of these branches, and of no others, are as they have been."""
+        self.current = replace(self.current, usual_truths=truths)
 
     def capture_rest(self) -> None:
         """Captures the whole step from now on, also what decides on numbers after the last tensor operation."""

@@ -49,3 +49,22 @@ def test_a_counter_is_no_reason_for_another_capture(step):
     compiled = sidefx_train.compile(step, backend="eager")
     assert history(compiled) == history(step)
     assert compiled.report().graph_count <= 2, str(compiled.report())
+
+
+@pytest.mark.parametrize(
+    "truth",
+    [
+        lambda v: 1 if v else 2,
+        lambda v: 2 if not v else 1,
+        lambda v: 1 if v and v < 2 else 3,
+        lambda v: v or 5.0,
+        lambda v: 1 + bool(v),
+    ],
+    ids=["if", "not", "and", "or", "bool"],
+)
+def test_a_float_is_true_whatever_it_is(truth):
+    values = (0.0, 1.5, 2.5, -0.0, 0.25, -3.0, 4.5, 0.0)
+    step = sidefx_train.compile(lambda v, x: x * truth(v), backend="eager")
+    for value in values:
+        assert torch.equal(step(value, torch.ones(2)), torch.ones(2) * truth(value))
+    assert step.report().graph_count <= 4, str(step.report())

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from sidefx_train.compile.capture.resume.branch_history import BranchHistory
 from sidefx_train.compile.runtime.fallback import Fallback
-from sidefx_train.compile.runtime.graph_failures import GraphFailures
+from sidefx_train.compile.runtime.graph_failures import GraphFailures, UsualBranches
 from sidefx_train.compile.runtime.guard_failures import SpecializationState
 from sidefx_train.config import CompileConfig
 from sidefx_train.errors import AssumptionFailed, Location, UnfinishedError, VerificationError
@@ -30,8 +31,10 @@ class Step:
         self.report, self.specialization = StepReport(), SpecializationState(config, False)
         self.cache = SimpleNamespace(entries=list(entries), drop=lambda entry: self.cache.entries.remove(entry))
         fallback = Fallback(lambda x: x + 1, "step", config, self.report, set())
+        self.history = BranchHistory()
+        self.usual = UsualBranches(self.cache, self.specialization, self.history, lambda: False, False)
         self.failures = GraphFailures(
-            config, self.report, self.cache, self.specialization, fallback, lambda: self.calls, self.uncount
+            config, self.report, self.cache, self.specialization, self.usual, fallback, lambda: self.calls, self.uncount
         )
 
     def uncount(self):
@@ -94,3 +97,51 @@ def test_differences():
     assert [each.code for each in step.report.breaks] == ["SFX205"]
     with pytest.raises(VerificationError, match="an output"):
         Step(on_failure="raise").failures.differs("an output")
+
+
+def at_a_branch(branch):
+    """Returns an entry that ends in front of a branch."""
+    point = SimpleNamespace(native=False, location=LINE)
+    suspension = SimpleNamespace(point=point, bridges=[SimpleNamespace(branch=branch)])
+    return SimpleNamespace(captured=SimpleNamespace(suspension=suspension, assumptions=()), fresh=False)
+
+
+def gone(step, branch, *truths):
+    """Notes the ways of a branch, one in a call; returns the calls in which branches were settled."""
+    found = []
+    for call, truth in enumerate(truths):
+        step.history.note(branch, truth)
+        if step.history.end_call():
+            found.append(call)
+            step.usual.settle()
+    return found
+
+
+def test_a_branch_is_settled_after_ten_calls():
+    branch = (gone.__code__, 7)
+    step = Step(at_a_branch(branch))
+    assert gone(step, branch, True, False, *[True] * 10) == [] and step.cache.entries
+    assert gone(step, branch, True) == [0] and not step.cache.entries
+    assert step.specialization.current.usual_truths == {(branch, True)}
+    assert step.usual.take_trigger().location is LINE and step.usual.take_trigger() is None
+
+
+def test_a_branch_that_goes_both_ways_in_one_call_is_not_settled():
+    branch = (gone.__code__, 7)
+    step = Step(at_a_branch(branch))
+    for _ in range(50):
+        step.history.note(branch, True)
+        assert gone(step, branch, False) == []
+
+
+def test_usual_branches_are_given_up_after_three_failures_in_sixty_calls():
+    branch = (gone.__code__, 7)
+    step = Step(at_a_branch(branch))
+    gone(step, branch, *[True] * 10)
+    step.cache.entries.append(entry(assumptions=(LINE,)))
+    for calls in (100, 140, 170, 180):
+        step.calls = calls
+        step.fail(AssumptionFailed())
+        assert bool(step.cache.entries) is (calls < 180)
+    assert not step.usual.assumed and not step.specialization.current.assumes_nothing
+    assert gone(step, branch, *[True] * 100) == [79]

@@ -29,6 +29,8 @@ class Specialization:
         changing_arrays: those of them that keep changing: what reads these runs natively.
         views_needing_base: labels of views whose bases are mutated with grad and enter the graph too.
         assumes_nothing: no condition on a tensor is assumed: one did not hold, or a backward outside is cut off.
+        usual_truths: branches on tensors, by code and index, with the truth of their condition in all of the last
+            calls, which is assumed.
         inlined_code: code of torch functions that warn: they are interpreted, so that the warnings are replayed.
         native_rest: what follows the last tensor operation may run natively, from the first decision on a number.
         graph_decisions: instructions that decided on a number before a tensor operation, by code and index.
@@ -61,6 +63,7 @@ class Specialization:
     changing_arrays: frozenset[str] = frozenset()
     views_needing_base: frozenset[str] = frozenset()
     assumes_nothing: bool = False
+    usual_truths: frozenset[tuple[tuple[CodeType, int], bool]] = frozenset()
     inlined_code: frozenset[CodeType] = frozenset()
     native_rest: bool = True
     graph_decisions: frozenset[tuple[CodeType, int]] = frozenset()

@@ -103,6 +103,9 @@ class World(Protocol):
     def grant(self, condition: Any, holds: bool) -> bool:
         """Assumes the truth of a value that only the graph knows; returns False if that is not possible."""
 
+    def usual_truth(self, frame: Frame) -> bool | None:
+        """Returns the truth that the condition of a frame's running jump usually has, if that is known."""
+
     def native_call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls a C callable (or a Python one marked native) on values of this world."""
 

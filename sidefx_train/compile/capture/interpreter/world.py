@@ -12,6 +12,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from sidefx_train.compile.capture.interpreter.frame import Frame
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.errors import Unsupported
@@ -160,6 +161,9 @@ class DirectWorld:
 
     def grant(self, condition: Any, holds: bool) -> bool:
         return False
+
+    def usual_truth(self, frame: Frame) -> bool | None:
+        return None
 
     def native_call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return fn(*args, **kwargs)

@@ -137,6 +137,9 @@ class _Tensors:
             if given.dtype.is_floating_point != self._dtype.is_floating_point:
                 return None
             return copy_of_item(self._tracer, node, self._dtype)
+        if node.op == "placeholder":
+            kinds = torch.SymFloat if self._dtype.is_floating_point else torch.SymInt
+            return self._filled(node) if safe_isinstance(node.meta["val"], kinds) else None
         if node.target is aten.sym_size.int:  # of a tensor whose size depends on data; below 2**53
             return self._filled(node)
         op = _ARITHMETIC.get(node.target)  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ import bytecode as bc
 
 from sidefx_train.compile.capture.interpreter import bytecode_versions
 from sidefx_train.compile.capture.interpreter.dispatch import code_info
+from sidefx_train.compile.capture.resume.branch_history import Branch
 from sidefx_train.compile.capture.resume.frame_layout import (
     CALLS,
     INNER,
@@ -26,6 +27,8 @@ from sidefx_train.compile.capture.resume.frame_layout import (
 from sidefx_train.errors import Unsupported
 
 _ENDS = frozenset({"RAISE_VARARGS", "RERAISE", "RETURN_VALUE", "RETURN_CONST"})
+JUMPS = {"POP_JUMP_IF_FALSE": False, "POP_JUMP_IF_TRUE": True}
+"""Jumps on a condition, with the truth for which they jump."""
 _PUSH_WHAT_THEY_FIND = frozenset({"LOAD_FAST_AND_CLEAR", "SEND"})
 
 
@@ -43,11 +46,15 @@ class Bridge:
     Attributes:
         code: function code; takes the state and, for a frame that has entered a call, the ``Crossing`` of the inner
             frames.
-        landings: the possible states after the instruction.
+        landings: the possible states after the instruction; of a jump, first that at its target.
+        branch: the instruction, if it jumps on a condition.
+        jumps_if: the truth of the condition for which it jumps.
     """
 
     code: types.CodeType
     landings: tuple[Landing, ...]
+    branch: Branch | None = None
+    jumps_if: bool = False
 
 
 def bridge(layout: Layout, entered: bool, bound_after: Callable[[int], tuple[str, ...]]) -> Bridge:
@@ -110,7 +117,8 @@ def bridge(layout: Layout, entered: bool, bound_after: Callable[[int], tuple[str
     items += tail
     items += body.items
     made = assemble(layout, body, items, [STATE, INNER])
-    return Bridge(made, tuple(landings))
+    branch = (layout.code, index) if instr.name in JUMPS and not entered else None
+    return Bridge(made, tuple(landings), branch, JUMPS.get(instr.name, False))
 
 
 def bridge_over(layout: Layout, bound_after: Mapping[int, tuple[str, ...]]) -> Bridge:

@@ -9,6 +9,7 @@ from typing import Any
 
 from sidefx_train.compile.capture.interpreter.dispatch import code_info
 from sidefx_train.compile.capture.interpreter.exceptions import of_the_program
+from sidefx_train.compile.capture.resume.branch_history import BranchHistory
 from sidefx_train.compile.capture.resume.bridge import Landing
 from sidefx_train.compile.capture.resume.frame_layout import Layout
 from sidefx_train.compile.capture.resume.resume_function import continuation, function
@@ -30,10 +31,14 @@ class Parts:
 
     Args:
         make: ``make(fn, name)`` compiles a resume function.
+
+    Attributes:
+        history: which way the branches between the parts went.
     """
 
     def __init__(self, make: Callable[[types.FunctionType, str], Callable[..., Any]]) -> None:
         self._make = make
+        self.history = BranchHistory()
         self._steps: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
     def after(self, layout: Layout, space: dict[str, Any]) -> Callable[..., Any]:
@@ -67,6 +72,7 @@ class Frames:
             function(made.code, space) for made, space in zip(suspension.bridges, suspension.spaces, strict=True)
         ]
         self._spaces = suspension.spaces
+        self._made = suspension.bridges
         self._parts = parts
         self._native = suspension.point.native
         self._rests: dict[Landing, Callable[..., Any]] = {}
@@ -97,6 +103,12 @@ class Frames:
         if rest is None:
             rest = self._rests[landing] = function(continuation(landing.layout), self._spaces[position])
         return functools.partial(rest, state)
+
+    def note(self, position: int, landing: Landing) -> None:
+        """Records the way of a branch that a bridge has run."""
+        made = self._made[position]
+        if made.branch is not None:
+            self._parts.history.note(made.branch, made.jumps_if is (landing is made.landings[0]))
 
     def part(self, landing: Landing, position: int) -> Callable[..., Any]:
         """Returns the captured rest of a frame."""
@@ -134,6 +146,7 @@ class Crossing:
                 return None
             landing, *state = out
             del out  # release what the part drops
+            self._frames.note(self._position, landing)
             native = self._frames.native_rest(landing, self._position, state)
             if native is not None:
                 return native
@@ -154,7 +167,9 @@ class Crossing:
 
 
 def driven(
-    replay: Callable[..., Any], run_rest: Callable[[Callable[[], Any]], Any] | None = None
+    replay: Callable[..., Any],
+    run_rest: Callable[[Callable[[], Any]], Any] | None,
+    ended: Callable[[], None],
 ) -> Callable[..., Any]:
     """Wraps a replay: if its part is suspended, the driver continues it after the part has been released.
 
@@ -162,6 +177,7 @@ def driven(
         replay: the replay.
         run_rest: calls a function without arguments that runs the rest of the step natively, and returns its result;
             ``None`` if the rest is captured.
+        ended: called when a captured rest has returned.
     """
 
     def drive(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -169,7 +185,9 @@ def driven(
         if type(out) is not Again:
             return out
         if run_rest is None:
-            return out.frames.drive(out.states)
+            result = out.frames.drive(out.states)
+            ended()
+            return result
         return run_rest(functools.partial(out.frames.drive, out.states))
 
     return drive

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.interpreter.frame import Frame
 from sidefx_train.compile.capture.recording import float_comparisons, runtime_asserts
 from sidefx_train.compile.capture.recording.constant_folding import constant_value
 from sidefx_train.compile.capture.recording.finiteness_tests import if_finite
 from sidefx_train.compile.capture.recording.float_comparisons import decided_by_algebra
+from sidefx_train.compile.capture.resume.resume_function import original
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
 from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue
 from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
@@ -55,6 +57,7 @@ class Branches:
             number = host_value(self.world, value)
             if number is not None:
                 value = number  # a comparison: sympy may decide it, except for NaN and infinity
+        value = _asked(value)
         decided = decided_by_algebra(self.tracer, value)
         if decided is not None:
             return self._by_algebra(value, *decided)
@@ -85,11 +88,19 @@ class Branches:
             return float_comparisons.worked_out(self.tracer, condition)
         return holds
 
+    def usual_truth(self, frame: Frame) -> bool | None:
+        """Returns the truth that the condition of the running jump had in all of the last calls, if that is known."""
+        known = self.world.specialization.usual_truths
+        if not known:
+            return None
+        place = original(frame.info.code, frame.pc - 1)
+        return next((truth for branch, truth in known if branch == place), None)
+
     def grant(self, condition: Any, holds: bool) -> bool:
         """Assumes a condition that only the graph knows and adds a runtime assert; returns False if that is not
         possible."""
         may = not (self.world.branching or self.world.specialization.assumes_nothing)
-        return may and self._noted(runtime_asserts.grant(self.tracer, condition, holds))
+        return may and self._noted(runtime_asserts.grant(self.tracer, _asked(condition), holds))
 
     def grant_finite(self, number: Any, *, infinite: bool, nan: bool) -> bool:
         """Assumes in the same way that a number is not infinite, or not NaN."""
@@ -101,3 +112,8 @@ class Branches:
         if assumptions and location is not None:
             self.world.assumptions.setdefault(location)
         return assumptions
+
+
+def _asked(value: Any) -> Any:
+    """Returns the comparison with zero that the truth of a symbolic number is; ``bool`` of a float reads its value."""
+    return value != 0 if type(value) in (torch.SymFloat, torch.SymInt) else value

@@ -13,6 +13,7 @@ import torch
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.specialization import Specialization
 from sidefx_train.compile.capture.interpreter.exceptions import HandledOutside
+from sidefx_train.compile.capture.interpreter.frame import Frame
 from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
 from sidefx_train.compile.capture.recording.tracer import GraphTracer
 from sidefx_train.compile.capture.resume.native_rest import Decisions
@@ -316,6 +317,9 @@ class TraceWorld(CaptureWorldAPI):
 
     def grant(self, condition: Any, holds: bool) -> bool:
         return self.branches.grant(condition, holds)
+
+    def usual_truth(self, frame: Frame) -> bool | None:
+        return self.branches.usual_truth(frame)
 
     def grant_finite(self, number: Any, *, infinite: bool, nan: bool) -> bool:
         return self.branches.grant_finite(number, infinite=infinite, nan=nan)

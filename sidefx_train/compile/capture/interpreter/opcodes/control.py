@@ -34,16 +34,18 @@ def pop_jump_if_true(interp: InterpreterAPI, frame: Frame, instr: Instruction) -
 
 
 def _decided(interp: InterpreterAPI, frame: Frame, instr: Instruction, value: Any) -> Any:
-    """Returns the truth of a condition; if only the graph knows it and one branch only raises, assumes the other."""
+    """Returns the truth of a condition; if only the graph knows it, assumes the branch that does not only raise, or the
+    usual one."""
     try:
         return operators.truth(interp, value)
     except Unsupported as stop:
         if stop.code != "SFX101":
             raise
         raising = raising_truth(frame.info, instr, frame.pc)
-        if raising is None or not interp.world.grant(value, not raising):
+        usual = interp.world.usual_truth(frame) if raising is None else not raising
+        if usual is None or not interp.world.grant(value, usual):
             raise
-        return not raising
+        return usual
 
 
 def jump_if_false_or_pop(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:

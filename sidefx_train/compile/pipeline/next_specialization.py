@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from torch import fx
 
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.specialization import Specialization
 from sidefx_train.compile.capture.world.native_calls.caller_frames import BEYOND
+from sidefx_train.compile.capture.world.torch_draws import is_number_draw
 from sidefx_train.compile.capture.world.trace_world import TraceWorld
 from sidefx_train.compile.graph.artifacts import TracedGraph
 from sidefx_train.errors import Unsupported
@@ -39,7 +42,19 @@ def after_stop(spec: Specialization, world: TraceWorld, stop: Unsupported) -> Sp
 def after_refusal(spec: Specialization, traced: TracedGraph) -> Specialization | None:
     """Returns a specialization with which a backend may compile what it has refused; ``None`` if none is known."""
     nodes = traced.module.graph.nodes
-    reads = any(node.target is torch.ops.aten._local_scalar_dense.default for node in nodes)
+    reads = [node.args[0] for node in nodes if node.target is torch.ops.aten._local_scalar_dense.default]
+    if any(map(is_number_draw, reads)) and spec.host_draws and not spec.reads_draws:
+        return replace(spec, reads_draws=True)
     if reads and spec.host_reads and not spec.reads_inputs:
         return replace(spec, reads_inputs=True)
+    if reads and not spec.splits_slices and any(map(_slices_by_result, nodes)):
+        return replace(spec, splits_slices=True)
     return None
+
+
+def _slices_by_result(node: fx.Node) -> bool:
+    """Returns True for a slice whose bounds only the graph knows."""
+    if node.target is not torch.ops.aten.slice.Tensor:
+        return False
+    bounds = [bound.meta["val"] for bound in node.args[2:4] if isinstance(bound, fx.Node)]
+    return any(isinstance(bound, torch.SymInt) and compat.is_unbacked(bound) for bound in bounds)

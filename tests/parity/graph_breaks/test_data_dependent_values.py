@@ -272,10 +272,6 @@ def look_inside(model, x, y):
     return F.cross_entropy(model(x if 1 in model(x) else -x), y)
 
 
-def index_from_result(model, x, y):
-    return F.cross_entropy(model(x + x[model(x)[0].argmax().item()]), y)
-
-
 def as_keys(model, x, y):
     return F.cross_entropy(model(x), y) * len(set(model(x).argmax(1).tolist()))
 
@@ -291,7 +287,6 @@ REFUSED = [
     (branch_on_item, "SFX101", VALUE),
     (compare_tensors, "SFX101", VALUE),
     (look_inside, "SFX101", f"_operator.contains {LATER}"),
-    (index_from_result, "SFX106", "indexes a tensor by a number that exists only when the graph runs"),
     (as_keys, "SFX106", "Tensor.tolist needs values that exist only when the graph runs"),
     (as_array, "SFX106", "FakeTensor.numpy needs values that exist only when the graph runs"),
 ]

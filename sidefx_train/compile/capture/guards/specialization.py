@@ -43,6 +43,7 @@ class Specialization:
         reads_inputs: the step needs values of inputs as Python numbers; the prologue computes them.
         passes_ragged_gradients: the backward runs outside, and gradients of jagged tensors from outside leave the step.
         native_backward: Python code in a backward outside has effects, or reads what may change: it runs natively.
+        splits_slices: slices whose bounds only the graph knows end a part: the backend does not compile them.
         lists_numbers: ``tolist`` of a small tensor is captured; False if the step needs their values.
     """
 
@@ -76,6 +77,7 @@ class Specialization:
     reads_inputs: bool = False
     passes_ragged_gradients: bool = False
     native_backward: bool = False
+    splits_slices: bool = False
     lists_numbers: bool = True
 
     @property

@@ -146,6 +146,10 @@ class _Tensors:
         if op is None and self._dtype.is_floating_point:
             op = _OF_FLOATS.get(node.target)  # type: ignore[arg-type]
         operands = [self.of(arg) for arg in node.args] if op is not None else [None]
+        if op is None and node.target in _OF_INTEGERS and not self._dtype.is_floating_point:
+            (op, kwargs), divisor = _OF_INTEGERS[node.target], node.args[1]  # type: ignore[index]
+            left = self.of(node.args[0]) if type(divisor) is int and divisor else None
+            return None if left is None else append(self._tracer, op, left, divisor, **kwargs)
         return None if None in operands else append(self._tracer, op, *operands)
 
 
@@ -158,6 +162,11 @@ _ARITHMETIC = {
     torch.sym_float: aten.alias.default,
 }
 """Operations that never raise and whose result in double precision is Python's."""
+_OF_INTEGERS: dict[Any, tuple[Any, dict[str, Any]]] = {
+    operator.floordiv: (aten.div.Scalar_mode, {"rounding_mode": "floor"}),
+    operator.mod: (aten.remainder.Scalar, {}),
+}
+"""Those with integers, by a constant that is not zero."""
 _OF_FLOATS = {operator.truediv: aten.div.Tensor, compat.SYMBOLIC_MATH[math.sqrt]: aten.sqrt.default}
 """Those of which an earlier condition says that they do not raise."""
 

@@ -11,25 +11,29 @@ from typing import Any
 
 import torch
 
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.common.sentinels import ABSENT
 
-_PLAIN = (int, torch.SymInt, slice, type(None), type(Ellipsis))
+PLAIN = (int, torch.SymInt, slice, type(None), type(Ellipsis))
 
 
-def view_of(tensor: torch.Tensor, index: Any, run: Callable[..., Any]) -> Any:
+def view_of(
+    tensor: torch.Tensor, index: Any, run: Callable[..., Any], grant: Callable[[Any, bool], bool] | None = None
+) -> Any:
     """Returns the view ``tensor[index]``, made by one operation per part of the index.
 
     Args:
         tensor: the indexed tensor.
         index: an integer, or a tuple of integers, slices, ``None`` and at most one ``Ellipsis``.
         run: called with ``(function, args, kwargs)``; returns the function's result.
+        grant: assumes a condition on a number that only the graph knows; returns False if that is not possible.
 
     Returns:
         The view; :data:`~sidefx_train.compile.capture.interpreter.world.ABSENT` if no integer of the index is symbolic,
         or if the index has other parts (tensors, lists, bools) or does not fit.
     """
     parts = index if type(index) is tuple else (index,)
-    if not any(type(part) is torch.SymInt for part in parts) or not all(type(part) in _PLAIN for part in parts):
+    if not any(type(part) is torch.SymInt for part in parts) or not all(type(part) in PLAIN for part in parts):
         return ABSENT
     taken = sum(part is not None and part is not Ellipsis for part in parts)
     if taken > tensor.dim() or sum(part is Ellipsis for part in parts) > 1:
@@ -44,8 +48,27 @@ def view_of(tensor: torch.Tensor, index: Any, run: Callable[..., Any]) -> Any:
             if any(bound is not None for bound in (part.start, part.stop, part.step)):
                 tensor = run(torch.Tensor.__getitem__, (tensor, (slice(None),) * dim + (part,)), {})
             dim += 1
+        elif type(part) is torch.SymInt and compat.is_unbacked(part):
+            place = _within(part, tensor.shape[dim], grant)
+            if place is None:
+                return ABSENT
+            tensor = run(torch.Tensor.select, (tensor, dim, place), {})
         elif not -tensor.shape[dim] <= part < tensor.shape[dim]:
             return ABSENT
         else:
             tensor = run(torch.Tensor.select, (tensor, dim, part), {})
     return tensor
+
+
+def _within(place: torch.SymInt, size: Any, grant: Callable[[Any, bool], bool] | None) -> Any:
+    """Returns an index that only the graph knows, counted from the start, under the assumption that it is in range;
+    ``None`` if that cannot be assumed.
+
+    Generated code finds out that the assumption does not hold when it has read the element: it never reads elsewhere.
+    """
+    if grant is None or (type(size) is torch.SymInt and compat.is_unbacked(size)) or size < 1:
+        return None
+    for condition in (place >= -size, place < size):
+        if not (condition is True or grant(condition, True)):
+            return None
+    return place % size

@@ -137,8 +137,10 @@ class Operators:
                 args = (first, self._as_index(args[1]), *args[2:])
             self._touch_operands(name, args)
             if name in ("getitem", "setitem") and safe_isinstance(first, torch.Tensor):
-                self._refuse_unknown_index(args[1])
-                view = symbolic_indexing.view_of(first, args[1], self.world.calls.run_native)
+                args = (first, self._numbers_of(args[1]), *args[2:])
+                view = symbolic_indexing.view_of(first, args[1], self.world.calls.run_native, self.world.grant)
+                if view is ABSENT:
+                    self._refuse_unknown_index(args[1])
                 if view is not ABSENT:
                     return (
                         view
@@ -212,6 +214,18 @@ class Operators:
             return index
         return array.as_tensor() if array.real.flags.c_contiguous and array.real.size else index
 
+    def _numbers_of(self, index: Any) -> Any:
+        """Returns an index with numbers in place of 0-dim tensors of integers, which C++ code takes for integers."""
+        parts = index if type(index) is tuple else (index,)
+        if not any(map(_is_place, parts)) or not all(
+            _is_place(part) or type(part) in symbolic_indexing.PLAIN for part in parts
+        ):
+            return index
+        numbers = tuple(
+            builtin_methods.convert_number(self.world, int, (part,)) if _is_place(part) else part for part in parts
+        )
+        return numbers if type(index) is tuple else numbers[0]
+
     def _touch_operands(self, name: str, args: tuple[Any, ...]) -> None:
         if name in _UNIONS and type(args[0]) is dict:
             self.world.calls.touch_entries(args, name)
@@ -221,8 +235,11 @@ class Operators:
             self.world.touch(value, deep=not joins and (i > 0 or not keyed), asked=name)
 
     def _refuse_unknown_index(self, index: Any) -> None:
-        for item in index if safe_isinstance(index, tuple) else (index,):
-            if safe_isinstance(item, torch.SymInt) and compat.is_unbacked(item):
+        for part in index if safe_isinstance(index, tuple) else (index,):
+            split = type(part) is slice and self.world.specialization.splits_slices
+            numbers = [each for each in ((part.start, part.stop) if split else (part,)) if type(each) is torch.SymInt]
+            if any(map(compat.is_unbacked, numbers)):
+                self.world.random_draws.of_torch.want(numbers)
                 self.world.host_reads.want(())
                 self.heap.refuse("SFX106", "indexes a tensor by a number that exists only when the graph runs")
 
@@ -274,6 +291,12 @@ def _decides(value: Any, name: str) -> bool:
 
 
 _VALUES = (complex, str, tuple, list, dict)
+_PLACES = frozenset((torch.int8, torch.int16, torch.int32, torch.int64))
+
+
+def _is_place(value: Any) -> bool:
+    """Returns True for a tensor that is an index like an integer."""
+    return type(value) is compat.FakeTensor and value.dim() == 0 and value.dtype in _PLACES
 
 
 def _is_text(value: Any) -> bool:

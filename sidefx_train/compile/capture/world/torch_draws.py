@@ -67,7 +67,7 @@ class TorchDraws:
         todo = [tracer.node_of(each) for each in values if safe_isinstance(each, kinds) and tracer.has_node(each)]
         drawn = False
         for node in todo:  # grows
-            if _is_number_draw(node):
+            if is_number_draw(node):
                 drawn = True
             elif node.op == "placeholder" or not _is_small(node.meta.get("val")):
                 return
@@ -81,7 +81,7 @@ class TorchDraws:
         if node in self._numbers:
             return self._numbers[node]
         spec, mode = self._heap.specialization, self._heap.tracer.proxy_mode
-        if self.ended or not (spec.reads_draws and spec.host_draws) or not _is_number_draw(node) or mode.cursors:
+        if self.ended or not (spec.reads_draws and spec.host_draws) or not is_number_draw(node) or mode.cursors:
             return None
         before: list[fx.Node] = []
         if spec.foretells_draws:
@@ -139,7 +139,7 @@ def _is_small(value: Any) -> bool:
     return all(type(size) is int and size == 1 for size in value.shape)
 
 
-def _is_number_draw(node: fx.Node) -> bool:
+def is_number_draw(node: fx.Node) -> bool:
     """Returns True for a draw of one number on the CPU from torch's default generator."""
     packet = getattr(node.target, "overloadpacket", None)
     value = node.meta.get("val")

@@ -159,13 +159,13 @@ def _copy_python(generator: random.Random) -> random.Random:
 
 
 def _copy_legacy(generator: np.random.RandomState) -> np.random.RandomState:
-    copy = np.random.RandomState(type(generator._bit_generator)())  # type: ignore[attr-defined]
+    copy = np.random.RandomState(type(generator._bit_generator)(0))  # type: ignore[attr-defined]
     copy.set_state(generator.get_state(legacy=False))
     return copy
 
 
 def _copy_numpy(generator: np.random.Generator) -> np.random.Generator:
-    bits = type(generator.bit_generator)()
+    bits = type(generator.bit_generator)(0)
     bits.state = generator.bit_generator.state
     return np.random.Generator(bits)
 
@@ -333,6 +333,7 @@ class HostDraws:
         self._seeds = any(each.function is seed_default for each in draws)
         self._held = {id(each.generator) for each in draws if type(each.generator) not in (Fetched, Drawn)}
         self._run: _Run | None = None
+        self._copies: dict[int, Any] = {}
         self._torch_before: torch.Tensor | None = None
 
     def __bool__(self) -> bool:
@@ -391,7 +392,9 @@ class HostDraws:
         """
         run, self._run = self._run, None
         if run is not None and run.touched:
-            copies = {ident: state.copy(generator) for ident, (generator, state, _) in run.touched.items()}
+            copies, self._copies = self._copies, {}  # of the latest time: making one takes longer than a draw
+            if copies.keys() != run.touched.keys():
+                copies = {ident: state.copy(generator) for ident, (generator, state, _) in run.touched.items()}
             again = _Run(list(self.values), copies, run.call, run.found)
             for ident, (_, state, before) in run.touched.items():
                 state.write(copies[ident], before)
@@ -400,6 +403,8 @@ class HostDraws:
             for ident, (generator, state, before) in run.touched.items():
                 if _same(state.read(copies[ident]), state.read(generator)):
                     state.write(generator, before)
+            if run.touched.keys() <= self._held:  # by id: the draws hold these generators
+                self._copies = copies
         if self._torch_before is not None:
             torch.default_generator.set_state(self._torch_before)
 

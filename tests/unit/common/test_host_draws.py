@@ -94,3 +94,18 @@ def test_draws_are_not_taken_back_behind_those_of_another_thread(generator):
     other = generator.random()  # of another thread
     made.take_back()
     assert generator.random() not in (other, *made.values), "a number was drawn twice"
+
+
+@pytest.mark.parametrize("generator", GENERATORS, ids=lambda each: type(each).__name__)
+def test_draws_are_taken_back_again_and_again(generator):
+    """A copy of the generator, by which that is checked, serves many times."""
+    made = draws(generator)
+    for _ in range(3):
+        before = copy_of(generator)
+        made.draw()
+        made.take_back()
+        assert generator.random() == before.random()
+    made.draw()
+    other = generator.random()  # of another thread
+    made.take_back()
+    assert generator.random() not in (other, *made.values), "a number was drawn twice"

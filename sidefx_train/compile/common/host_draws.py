@@ -408,6 +408,14 @@ class HostDraws:
         if self._torch_before is not None:
             torch.default_generator.set_state(self._torch_before)
 
+    def fit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Returns True if the values that the draws use are as the capture saw them; nothing is drawn."""
+        fits = self.draw(args, kwargs)
+        if fits:
+            self.take_back()
+            self.forget()
+        return fits
+
     def forget(self) -> None:
         """Lets go of what the latest draws used."""
         self._run = self._torch_before = None

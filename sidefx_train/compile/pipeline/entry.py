@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sidefx_train.compile.capture.guards.guard import Guard, TensorFacts
+from sidefx_train.compile.capture.guards.native_check import split
 from sidefx_train.compile.capture.guards.python_check import failing
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.graph.artifacts import Executable
@@ -77,6 +78,12 @@ class Entry:
     def why(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Guard, Any] | None:
         """Returns the first guard that fails, with the current value."""
         return first_failure(self.guards, args, kwargs)
+
+    def tensors_fit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Returns False if a tensor that is fetched at every call fails the check in C++."""
+        tensors = [guard.source for guard in split(list(self.captured.guards))[1] if guard.kind == "tensor"]
+        tensors.sort(key=lambda source: source.kind == "const")  # in the order of the generated code
+        return bool(self.bindings["check_tensors"](*[source.fetch(args, kwargs) for source in tensors]))
 
     def changes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Changes:
         """What a call has that the capture had not, of the values that a later capture may treat as changing."""

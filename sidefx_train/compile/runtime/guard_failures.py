@@ -228,8 +228,13 @@ def _other_arguments(newest: Entry, call: Call) -> Missed:
     """Returns the failure of an entry whose guards all hold, but not the check of the arguments before them."""
     captured = newest.captured.residual
     was, now = ((captured.positional, captured.keywords), (len(call.args), tuple(call.kwargs)))
+    if was == now and not newest.captured.draws.fit(*call):
+        what = "values of other types, or one generator in place of two"
+        return Missed("what the step draws random numbers with", "as captured", what, None)
     if was == now:
-        return Missed("arguments", "as captured", "tensors with other dispatch keys", None)
+        unnamed = "something else that no guard names"
+        found = unnamed if newest.tensors_fit(*call) else "tensors with other dispatch keys"
+        return Missed("arguments", "as captured", found, None)
     return Missed("the call", _signature(*was), _signature(*now), None)
 
 

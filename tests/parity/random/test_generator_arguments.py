@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 from torch import nn
@@ -89,3 +91,19 @@ def test_a_step_that_raises_has_drawn_once(backend):
             run(x, torch.tensor([0, 1, 9]), g)
         states.append((g.get_state(), torch.get_rng_state()))
     assert all(torch.equal(a, b) for a, b in zip(*states, strict=True)), "another random state"
+
+
+def test_a_recapture_says_what_the_draws_use():
+    """Regression: it blamed the dispatch keys of tensors."""
+    why = "what the step draws random numbers with"
+    one, other = random.Random(1), random.Random(2)
+    step = sidefx_train.compile(lambda x, a, b: x * a.random() + b.random(), backend="eager")
+    for a, b in ((one, other), (one, one)):
+        step(torch.ones(2), a, b)
+    assert [change.source for change in step.report().recaptures] == [why]
+    with torch.inference_mode():
+        untracked = torch.ones(2)
+    plain = sidefx_train.compile(lambda x: x * 2, backend="eager")
+    for x in (torch.ones(2), untracked):
+        plain(x)
+    assert [change.new for change in plain.report().recaptures] == ["tensors with other dispatch keys"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -92,3 +93,33 @@ def test_under_inductor():
     want, _ = run(decay_ramp, lambda fn: fn, RATES)
     got, compiled = run(decay_ramp, lambda fn: sidefx_train.compile(fn), RATES)
     assert got == want and len(compiled.report().captures) <= 2
+
+
+def perplexity(x):
+    return x * min(x.sum().item(), 20), math.exp(min(x.sum().item(), 20))
+
+
+def at_least(x):
+    return x * max(x.sum().item(), 1), max(x.sum().item(), 1)
+
+
+def integer_first(x):
+    return x * min(20, x.sum().item()), max(1, x.sum().item()), max(0, min(x.sum().item(), 100))
+
+
+@pytest.mark.parametrize("step", [perplexity, at_least, integer_first], ids=lambda step: step.__name__)
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_of_a_number_of_the_graph_and_an_integer(step, backend):
+    """The result is assumed to be the float; where it is the integer, the step runs eagerly."""
+    sums, others = (3.0, 4.5, 19.5, 1.5, 2.0), (50.0, -2.0, 1.0, 20.0, math.nan, 3.0, -math.inf)
+    compiled = sidefx_train.compile(step, backend=backend, keep_slower=True)
+    for value in sums:
+        x = torch.tensor([value - 1.0, 1.0])
+        assert repr(compiled(x)) == repr(step(x))
+    report = compiled.report()
+    assert len(report.captures) == 1 and not report.breaks and not report.fallbacks, str(report)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sidefx_train.errors.SideFXWarning)
+        for value in others:
+            x = torch.tensor([value - 1.0, 1.0])
+            assert repr(compiled(x)) == repr(step(x)), value

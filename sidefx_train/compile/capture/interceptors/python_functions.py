@@ -61,6 +61,8 @@ def _choose_symbolically(fn: Any, symbolic: Callable[[Any, Any], Any]) -> None:
         if not changing or not (in_graph or _of_numbers(world, changing)):
             return ABSENT
         kinds = {world.type_of(value) for value in args}
+        if in_graph and kinds == {float, int} and len(args) == 2:
+            return _the_float(world, fn, *args)
         if len(kinds) != 1 or bool in kinds:
             return ABSENT
         if in_graph:
@@ -70,6 +72,13 @@ def _choose_symbolically(fn: Any, symbolic: Callable[[Any, Any], Any]) -> None:
         floats = [number for number in _inputs(world, changing) if type(number) is torch.SymFloat]
         # Conditions on the result come from algebra, in which the order of the operands does not matter.
         return functools.reduce(compat.CHOICES[fn], args) if float_comparisons.rely_on_finite(floats) else ABSENT
+
+
+def _the_float(world: TraceWorld, fn: Any, first: Any, second: Any) -> Any:
+    """Assumes that ``min(loss.item(), 20)`` is the float: the class of the result depends on which one it is."""
+    replaces = second < first if fn is min else second > first
+    chosen = world.type_of(second) is float
+    return (second if chosen else first) if world.grant(replaces, chosen) else ABSENT
 
 
 def _of_numbers(world: TraceWorld, values: list[Any]) -> bool:

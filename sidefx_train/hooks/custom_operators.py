@@ -2,7 +2,7 @@
 
 Torch's dispatcher calls the autograd kernel, a ``torch.autograd.Function`` that torch generates; its Python would
 bypass the interpreter. A capture applies an equivalent function whose ``setup_context`` and ``backward`` are
-interpreted.
+interpreted. Other Python kernels that the dispatcher calls before it records are not known to Python: the call breaks.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 @registry.intercept(*compat.OPERATORS)
 def _call(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     operator, *given = args
+    natively = compat.kernel_before_recording(operator, compat.inside_transform())
+    if natively:
+        world.heap.refuse("SFX111", f"calls {operator}; {natively} is Python that the dispatcher calls")
     generated = compat.python_derivative(operator)
     if generated is None or not torch.is_grad_enabled():
         return ABSENT

@@ -223,6 +223,7 @@ from sidefx_train.torch_compat.op_overloads import has_keyword_arguments as has_
 from sidefx_train.torch_compat.op_overloads import is_operator_of_functions as is_operator_of_functions
 from sidefx_train.torch_compat.op_overloads import is_random as is_random
 from sidefx_train.torch_compat.op_overloads import is_torchs as is_torchs
+from sidefx_train.torch_compat.op_overloads import kernel_before_recording as kernel_before_recording
 from sidefx_train.torch_compat.op_overloads import kernel_of as kernel_of
 from sidefx_train.torch_compat.op_overloads import make_fx as make_fx
 from sidefx_train.torch_compat.op_overloads import map_function as map_function
@@ -231,6 +232,7 @@ from sidefx_train.torch_compat.op_overloads import operator_arguments as operato
 from sidefx_train.torch_compat.op_overloads import operator_defaults as operator_defaults
 from sidefx_train.torch_compat.op_overloads import python_derivative as python_derivative
 from sidefx_train.torch_compat.op_overloads import run_compiled as run_compiled
+from sidefx_train.torch_compat.op_overloads import runs_python as runs_python
 from sidefx_train.torch_compat.op_overloads import while_loop as while_loop
 from sidefx_train.torch_compat.overrides.functions import AS_SUBCLASS as AS_SUBCLASS
 from sidefx_train.torch_compat.overrides.functions import CHANGES_FUNCTION_MODES as CHANGES_FUNCTION_MODES
@@ -327,6 +329,7 @@ from sidefx_train.torch_compat.state.modes import default_device_cpu as default_
 from sidefx_train.torch_compat.state.modes import dispatch_mode_active as dispatch_mode_active
 from sidefx_train.torch_compat.state.modes import function_modes as function_modes
 from sidefx_train.torch_compat.state.modes import function_modes_taken as function_modes_taken
+from sidefx_train.torch_compat.state.python_kernels import overriding_kernel as overriding_kernel
 from sidefx_train.torch_compat.state.settings import GRAD_LAYOUT as GRAD_LAYOUT
 from sidefx_train.torch_compat.state.settings import MULTITHREADING as MULTITHREADING
 from sidefx_train.torch_compat.state.settings import PREFERRED_LIBRARIES as PREFERRED_LIBRARIES

@@ -13,6 +13,14 @@ from torch._higher_order_ops.while_loop import while_loop as while_loop
 from torch.fx.experimental.proxy_tensor import make_fx as make_fx
 from torch.utils._pytree import tree_map_only
 
+from sidefx_train.torch_compat.state.python_kernels import (
+    BEFORE_RECORDING,
+    COMPUTING,
+    FOR_OTHERS,
+    IMPLICIT,
+    place_of,
+)
+
 DEVICE_OF = torch.ops.prim.device.default
 """The operator by which C++ reads a tensor's device."""
 
@@ -110,6 +118,7 @@ SHAPE_AS_TENSOR = torch._shape_as_tensor
 OPERATOR_NAMESPACES = (type(torch.ops), type(torch.ops.aten))
 """Classes of ``torch.ops`` and of its namespaces, which keep a member from the first time that it is asked for."""
 
+_OF_TRANSFORMS = "FuncTorchBatched"
 _OWN_OPERATORS = (
     "aten",
     "prim",
@@ -185,3 +194,40 @@ def decomposition_of(operator: Any) -> Callable[..., Any]:
     from torch._decomp import decomposition_table
 
     return decomposition_table.get(operator, operator)  # type: ignore[no-any-return]
+
+
+def kernel_before_recording(operator: Any, inside_transform: bool) -> str:
+    """Returns which Python code the dispatcher would run natively during a capture; empty if there is none.
+
+    Args:
+        operator: an operator, or a packet of overloads, of another library.
+        inside_transform: it is called inside a transform of ``torch.func``.
+    """
+    if is_torchs(operator):
+        return ""
+    packet = isinstance(operator, torch._ops.OpOverloadPacket)
+    overloads = [getattr(operator, name) for name in operator.overloads()] if packet else [operator]
+    for overload in overloads:
+        namespace, _, name = overload.name().partition("::")
+        if inside_transform and f"{namespace}/{name}/{_OF_TRANSFORMS}" in torch.library._impls:
+            return "its vmap rule"
+        for key in BEFORE_RECORDING:
+            place = place_of(namespace, name, key) if f"{namespace}/{name}/{key}" in torch.library._impls else ""
+            derivative = key == "Autograd" and python_derivative(overload) is not None
+            casts = key.startswith("Autocast") and FOR_OTHERS in place  # torch.library.register_autocast
+            if place and not derivative and not casts:
+                return f"its kernel for {key or IMPLICIT}, {place},"
+    return ""
+
+
+def runs_python(operator: Any) -> bool:
+    """Returns True for an operator whose kernel another library has defined in Python."""
+    if not isinstance(operator, torch._ops.OpOverload) or is_torchs(operator):
+        return False
+    namespace, _, name = operator.name().partition("::")
+    if f"{namespace}::{name}" in torch._library.custom_ops.OPDEFS:
+        return True
+    return any(
+        f"{namespace}/{name}/{key}" in torch.library._impls and bool(place_of(namespace, name, key))
+        for key in COMPUTING
+    )

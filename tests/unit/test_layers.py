@@ -45,7 +45,7 @@ INSIDE = {
         ("interpreter",),
     ),
     "compile/backend": (("",), ("cpp_codegen", "verification"), ("runners", "autotune"), ("passes",)),
-    "torch_compat": (("inductor",), ("fakes", "distributed", "overrides"), ("",)),
+    "torch_compat": (("inductor",), ("fakes", "distributed", "overrides"), ("",), ("state",)),
 }
 """The same for the subfolders of a folder; ``""`` is the files directly in the folder."""
 

@@ -85,6 +85,10 @@ def capture(
     if replaced:
         why = f"builtins.{replaced} is replaced, with which torch computes sizes and conditions of the capture"
         raise CaptureFailed("SFX111", why, None, StopGuard(lambda args, kwargs: bool(replaced_arithmetic()), ()))
+    overriding = compat.overriding_kernel()
+    if overriding:
+        why = f"a kernel of {overriding} is replaced, which compiled code does not call"
+        raise CaptureFailed("SFX111", why, None, StopGuard(lambda args, kwargs: bool(compat.overriding_kernel()), ()))
     if torch.cuda.is_initialized():
         with compat.outside_tracing():
             compat.settle_cuda()

@@ -145,6 +145,8 @@ def compare(job: Job, executable: Executable, inputs: Inputs) -> Job | None:
     cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
     if not isinstance(job, _Thread) or job.awaited or not isinstance(proving, Proving) or cuda or not _can_fork():
         return None
+    if proving.calls_python:
+        return None
     return _Comparison(job, executable, proving, inputs)
 
 
@@ -329,7 +331,7 @@ def _work(graphs: list[TracedGraph], config: CompileConfig, message_file: str, i
             _write_message(message_file, {"not cacheable": True})
         elif values is not None:
             proving = compile_capture.proving(graphs[0], config, lambda traced, config: take(traced, config, key))
-            if proving is not None:
+            if proving is not None and not proving.calls_python:
                 _compare_and_report(proving, values, message_file)
     except BaseException as error:
         reason = error.reason if isinstance(error, BackendError) else "".join(traceback.format_exception_only(error))

@@ -20,6 +20,7 @@ from sidefx_train.torch_compat.state.modes import (
     function_modes,
     function_state,
 )
+from sidefx_train.torch_compat.state.python_kernels import overriding_kernel
 from sidefx_train.torch_compat.state.settings import Settings, setting_name, switches
 
 
@@ -49,12 +50,14 @@ class GlobalState:
         return found if _entered_contexts() == self._contexts else [*found, "an autograd context"]
 
     def check(self) -> bool:
-        """Returns True if the state is unchanged, and no mode of the caller observes tensor operations."""
+        """Returns True if the state is unchanged, and neither a mode of the caller nor a kernel of the program observes
+        tensor operations."""
         return (
             self._settings.check()
             and not torch._C._len_torch_dispatch_stack()
             and torch._C._autograd._top_saved_tensors_default_hooks(True) is None
             and forward_ad._current_level < 0
+            and not overriding_kernel()
             and (
                 default_devices() == self._devices
                 if torch._C._len_torch_function_stack() or TAKEN

@@ -158,7 +158,8 @@ def test_an_operator_that_is_asked_for_in_the_step():
     name = f"sidefx_tests{next(_NUMBERS)}"
     library = torch.library.Library(name, "DEF")
     library.define("sine(Tensor x) -> Tensor")
-    library.impl("sine", torch.sin, "CompositeImplicitAutograd")
+    for key in ("CPU", "Meta"):
+        library.impl("sine", torch.sin, key)
     step = sidefx_train.compile(lambda x: getattr(torch.ops, name).sine(x), backend="eager", fullgraph=True)
     for i in range(2):
         assert torch.equal(step(torch.full((2,), float(i))), torch.full((2,), float(i)).sin())
@@ -227,3 +228,104 @@ def test_an_operator_that_only_writes_out():
         out = torch.zeros(3)
         assert torch.equal(compiled(torch.ones(3), out), torch.full((3,), 3.0))
         assert torch.equal(out, torch.full((3,), 2.0))
+
+
+def _implicit(library):
+    library.define("scaled(Tensor x) -> Tensor")
+    library.impl("scaled", lambda x: LOG.append("kernel") or x * FACTOR["value"], "CompositeImplicitAutograd")
+
+
+def _differentiated(library):
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            LOG.append("backward")
+            return grad * FACTOR["value"]
+
+    library.define("scaled(Tensor x) -> Tensor")
+    library.impl("scaled", lambda x: x * 2, "CompositeExplicitAutograd")
+    library.impl("scaled", Scaled.apply, "Autograd")
+
+
+def _in_transforms(library):
+    @torch.library.custom_op(f"{library.ns}::scaled", mutates_args=())
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    scaled.register_fake(torch.empty_like)
+    scaled.register_vmap(lambda info, dims, x: (LOG.append("rule") or x * FACTOR["value"], dims[0]))
+
+
+@pytest.mark.parametrize("define", [_implicit, _differentiated, _in_transforms])
+def test_python_that_the_dispatcher_calls(define):
+    """Regression: what such a kernel read was a constant of the graph, and its effects happened once."""
+    with torch.library._scoped_library(f"sidefx_tests{next(_NUMBERS)}", "FRAGMENT") as library:
+        define(library)
+        scaled = getattr(torch.ops, library.ns).scaled
+
+        def step(x):
+            loss = (torch.vmap(scaled)(x.detach()) * x if define is _in_transforms else scaled(x)).sum()
+            loss.backward()
+            return loss.detach(), x.grad.clone()
+
+        outcomes = []
+        for call in (step, sidefx_train.compile(step, backend="eager")):
+            LOG.clear()
+            x, found = torch.ones(2, 3, requires_grad=True), []
+            for factor in (1.0, 1.0, 3.0):
+                FACTOR["value"] = factor
+                found += call(x)
+            outcomes.append(([tensor.tolist() for tensor in found], list(LOG)))
+        assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("first", [0, 2], ids=["before the capture", "after it"])
+@pytest.mark.filterwarnings("ignore:.*Overriding a previously registered kernel:UserWarning")
+def test_a_replaced_kernel_of_torch(first, backend):
+    """Regression: compiled code went on with torch's own kernel."""
+    called: list[int] = []
+    compiled = sidefx_train.compile(lambda x: torch.sin(x) * 2, backend=backend)
+    x, cosine = torch.ones(3), torch.ones(3).cos() * 2
+    for index in range(first):
+        assert torch.allclose(compiled(x), torch.full((3,), 1.0).sin() * 2), index
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        library.impl("sin", lambda x: called.append(1) or x.cos(), "CPU")
+        for _ in range(2):
+            assert torch.equal(compiled(x), cosine)
+    assert len(called) == 2 and "aten::sin" in str(compiled.report().fallbacks)
+
+
+@pytest.mark.parametrize("warmup", ["now", "background"])
+def test_kernels_in_python_run_as_often_as_in_eager(warmup):
+    """Regression: the comparison of the first run with the captured graph called them twice more, and refused one whose
+    results change."""
+    calls = itertools.count()
+
+    @torch.library.custom_op(f"sidefx_tests::numbered{next(_NUMBERS)}", mutates_args={"total"})
+    def numbered(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        total.add_(x.sum())
+        return x * 1.5 + next(calls)
+
+    numbered.register_fake(lambda x, total: torch.empty_like(x))
+    total = torch.zeros(())
+
+    def step(x):
+        return numbered((x.sin() * 3).exp(), total) + 1
+
+    x = torch.linspace(0, 1, 5)
+    want = [*(step(x) for _ in range(8)), total.clone()]
+    total.zero_()
+    calls = itertools.count()
+    compiled, have = sidefx_train.compile(step, backend="inductor", warmup=warmup), []
+    for _ in range(8):
+        have.append(compiled(x))
+        assert compiled.wait()
+    for a, b in zip(want, [*have, total], strict=True):
+        assert torch.allclose(a, b)
+    report = compiled.report()
+    assert next(calls) == 8 and report.replays >= 4 and report.captures[0].verification, str(report)

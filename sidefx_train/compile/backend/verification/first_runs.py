@@ -23,6 +23,7 @@ from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend.verification.comparison import Outcome, differing, pairs
 from sidefx_train.compile.backend.verification.exact import widened
 from sidefx_train.compile.backend.verification.origins import Origins
+from sidefx_train.compile.backend.verification.python_operators import CalledOnce, python_operators
 from sidefx_train.compile.backend.verification.reference import Reference
 from sidefx_train.compile.common import signal_handlers
 from sidefx_train.compile.gpu.static_replay import nothing_recorded
@@ -126,6 +127,13 @@ class Proving:
         self._reference: Reference | None = None
         self._run: Callable[[list[Any]], Sequence[Any]] = self._compared
         self._drawn_from = generators_of(traced)
+        self._python = python_operators(traced.module)
+        self._once: CalledOnce | None = None
+
+    @property
+    def calls_python(self) -> bool:
+        """True if the graph calls kernels in Python of the program, which only this process may call."""
+        return bool(self._python)
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         return self._run(args)
@@ -163,10 +171,10 @@ class Proving:
             compiled, captured = copies(args), copies(args)
         except (MemoryError, torch.OutOfMemoryError):
             return Verdict(unproven="no memory for copies of the inputs")
-        with self._same_draws(), nothing_recorded():
+        with self._same_draws(), nothing_recorded(), self._one_run():
             have = Outcome(list(self._executable.run(list(compiled))), compiled)
         try:
-            with self._same_draws():
+            with self._same_draws(), self._one_run():
                 want = Outcome(list(reference.run(list(captured))), captured)
         except Exception as error:  # for example, it cannot use what a compiled forward saved; the report says so
             return Verdict(unproven=f"it raised {type(error).__name__}: {error}")
@@ -175,7 +183,7 @@ class Proving:
         def noisy(seed: int) -> Outcome | None:
             inputs = copies(args)
             try:
-                with self._same_draws():
+                with self._same_draws(), self._one_run():
                     return Outcome(list(reference.noisy(list(inputs), seed)), inputs)
             except RuntimeError:  # noise left an operator's domain: the other runs decide
                 return None
@@ -183,7 +191,7 @@ class Proving:
         def exact() -> Outcome | None:
             try:
                 inputs = widened(args)
-                with self._same_draws():
+                with self._same_draws(), self._one_run():
                     return Outcome(list(reference.exact(list(inputs))), inputs)
             except Exception:  # operators without float64, or no memory for it: doubts remain
                 return None
@@ -198,15 +206,20 @@ class Proving:
     def _compared(self, args: list[Any]) -> Sequence[Any]:
         if not all(compat.has_memory(value) for value in args if isinstance(value, torch.Tensor)):
             return self._executable.run(args)  # a freed storage can be neither copied nor compared
-        verdict = self.compare(args)
-        if verdict.differs:
-            return self._refused(verdict.differs)(args)
-        self._done(str(verdict))
-        if verdict.unproven:
-            self._settle(self._executable.run)
-        else:
-            self._passed(verdict)
-        return self._executable.run(args)
+        self._once = CalledOnce(self._python) if self._python else None
+        try:
+            verdict = self.compare(args)
+            run = self._refused(verdict.differs) if verdict.differs else self._executable.run
+            if not verdict.differs:
+                self._done(str(verdict))
+                if verdict.unproven:
+                    self._settle(run)
+                else:
+                    self._passed(verdict)
+            with self._one_run():
+                return run(args)
+        finally:
+            self._once = None
 
     def _passed(self, verdict: Verdict) -> bool:
         """Counts a comparison without difference; returns True if it was the last."""
@@ -247,6 +260,16 @@ class Proving:
             return self._executable.run(args)
 
         return run
+
+    @contextmanager
+    def _one_run(self) -> Iterator[None]:
+        """Context of a run among several from the same inputs; only the first calls kernels in Python."""
+        if self._once is None:
+            yield
+            return
+        self._once.begin_run()
+        with self._once:
+            yield
 
     @contextmanager
     def _same_draws(self) -> Iterator[None]:

@@ -21,7 +21,8 @@ Fit = Callable[[Callbacks], nn.Module]
 
 MODELS: dict[str, Fit] = {}
 
-STEPS = 40
+STEPS = 120
+"""About as many; a captured step is compared with eager in at most 49 of them, of which some run eagerly."""
 QUIET: dict[str, Any] = {
     "accelerator": "cpu",
     "logger": False,
@@ -66,6 +67,16 @@ def _series(count: int = 8, length: int = 80) -> np.ndarray:
     time = np.arange(length)
     phases = random.uniform(0, 6, (count, 1))
     return np.sin(time / 4 + phases) + 0.1 * random.standard_normal((count, length)) + 2
+
+
+def import_torchvision() -> None:
+    """Imports torchvision, also where its operators are built for another build of torch; no model here uses them."""
+    try:
+        import torchvision  # noqa: F401
+    except RuntimeError:
+        for name in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        import torchvision  # noqa: F401
 
 
 # --- lightly: self-supervised learning ---------------------------------------------------------------------------
@@ -337,7 +348,7 @@ def _gluonts(callbacks: Callbacks, name: str, **options: Any) -> nn.Module:
         prediction_length=4,
         num_batches_per_epoch=20,
         batch_size=8,
-        trainer_kwargs={**kept, "max_epochs": 2, "callbacks": callbacks},
+        trainer_kwargs={**kept, "max_epochs": STEPS // 20, "callbacks": callbacks},
         **options,
     )
     trained = estimator.train_model(data).trained_net
@@ -371,7 +382,7 @@ def _darts(callbacks: Callbacks, name: str, **options: Any) -> nn.Module:
     network = getattr(darts.models, name)(
         input_chunk_length=12,
         output_chunk_length=4,
-        n_epochs=3,
+        n_epochs=STEPS // 17,
         batch_size=16,
         random_state=0,
         pl_trainer_kwargs={
@@ -415,7 +426,7 @@ def _cells() -> Any:
 
 
 _SCVI: dict[str, Any] = {
-    "max_epochs": 3,
+    "max_epochs": STEPS // 8,
     "batch_size": 32,
     "train_size": 0.8,
     "datasplitter_kwargs": {"drop_last": True},
@@ -484,3 +495,50 @@ def neuralforecast__lstm(callbacks: Callbacks) -> nn.Module:
 @model
 def neuralforecast__tft(callbacks: Callbacks) -> nn.Module:
     return _neural(callbacks, "TFT", hidden_size=8, n_head=2)
+
+
+# --- pytorch-tabular -----------------------------------------------------------------------------------------------
+
+
+def _tabular(callbacks: Callbacks, name: str, **options: Any) -> nn.Module:
+    import pandas as pd
+    from pytorch_tabular import TabularModel
+    from pytorch_tabular import models as configs
+    from pytorch_tabular.config import DataConfig, OptimizerConfig, TrainerConfig
+
+    random = np.random.default_rng(0)
+    rows = 16 * STEPS // 4
+    frame = pd.DataFrame({f"x{index}": random.standard_normal(rows).astype(np.float32) for index in range(4)})
+    frame["kind"] = random.choice(["a", "b", "c"], rows)
+    frame["target"] = random.choice(["yes", "no"], rows)
+    network = TabularModel(
+        data_config=DataConfig(
+            target=["target"], continuous_cols=[f"x{index}" for index in range(4)], categorical_cols=["kind"]
+        ),
+        model_config=getattr(configs, name)(task="classification", **options),
+        optimizer_config=OptimizerConfig(),
+        trainer_config=TrainerConfig(
+            batch_size=16, max_epochs=4, early_stopping=None, checkpoints=None, load_best=False,
+            accelerator="cpu", progress_bar="none", auto_lr_find=False,
+        ),
+        verbose=False,
+    )
+    network.fit(train=frame, validation=frame[:32], callbacks=callbacks)
+    return network.model
+
+
+@model
+def pytorch_tabular__category_embedding(callbacks: Callbacks) -> nn.Module:
+    return _tabular(callbacks, "CategoryEmbeddingModelConfig", layers="16-16")
+
+
+@model
+def pytorch_tabular__ft_transformer(callbacks: Callbacks) -> nn.Module:
+    return _tabular(
+        callbacks, "FTTransformerConfig", input_embed_dim=8, num_heads=2, num_attn_blocks=2, ff_hidden_multiplier=2
+    )
+
+
+@model
+def pytorch_tabular__tabnet(callbacks: Callbacks) -> nn.Module:
+    return _tabular(callbacks, "TabNetModelConfig", n_d=8, n_a=8)

@@ -258,6 +258,23 @@ def test_effects_of_its_python_are_kept(optimizer):
     assert sidefx_train.explain(step).fallback_count == 0
 
 
+def test_a_number_that_the_step_computes():
+    """Regression: trial calls, which find out what C++ code does with such a number, wrote to the argument itself."""
+
+    def make():
+        CALLS.clear()
+        steps = torch.tensor(1.0)
+
+        def step(x):
+            steps.add_(1)
+            x.mul_(1 - 0.1 * steps.item())
+            return x.lerp(x * 2, 1 / steps.item())
+
+        return Program(torch.no_grad()(step), lambda index: (pair(3, seed=index, cls=Counted),), (CALLS, steps))
+
+    parity(make, steps=3)
+
+
 @pytest.mark.slow
 def test_its_python_runs_only_during_the_capture():
     runs = []

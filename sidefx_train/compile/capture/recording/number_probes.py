@@ -26,6 +26,7 @@ from torch import fx
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.common import trace_rules
+from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.graph.derived_numbers import BOUNDS, Derived, as_single, derived, derived_of_single
 from sidefx_train.compile.graph.number_arguments import replace_constants, takes_double
 from sidefx_train.errors import Unsupported
@@ -95,7 +96,7 @@ class Probes:
         """
         call = fn, args, kwargs
         owner = getattr(fn, "__self__", None)
-        if type(owner) is compat.FakeTensor:
+        if safe_isinstance(owner, torch.Tensor):  # those of other classes get no probe: a trial would write to them
             fn, args = getattr(torch.Tensor, fn.__name__), (owner, *args)
         if str(getattr(fn, "__name__", "")) in _VARIANCES and type(kwargs.get("correction")) is torch.SymInt:
             kwargs = {**kwargs, "correction": torch.sym_float(kwargs["correction"])}

@@ -40,6 +40,12 @@ from sidefx_train.switches import enabled
 from sidefx_train.torch_compat.inductor.patching import replaced, setting
 
 
+_IN_FORMAT_OF_ARGUMENT = frozenset(
+    {torch.ops.aten.replication_pad2d_backward.default, torch.ops.aten.replication_pad3d_backward.default}
+)
+"""Operators whose results have the memory format of an argument, unlike those of their fake implementations."""
+
+
 @contextmanager
 def recursion_limit_kept() -> Iterator[None]:
     """Restores the interpreter's recursion limit.
@@ -270,11 +276,15 @@ def extern_results_as_planned() -> Iterator[None]:
 
     Upstream: the strides of such dimensions are not restored. They do not affect the position of an element, but
     operators choose the memory format of their results by them: a convolution after one with a single output channel
-    returns another format than planned, and is read as the planned one. ``torch.compile`` compares the strides and
-    raises. Seen in torch 2.13.
+    returns another format than planned, and is read as the planned one. The derivative of a padding with the values at
+    the border has the memory format of its argument, and is planned as contiguous. ``torch.compile`` compares the
+    strides and raises. Seen in torch 2.13.
     """
-    from torch._inductor import ir
+    from torch._inductor import graph, ir, lowering
     from torch._inductor.virtualized import V
+
+    def contiguous(before: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda op: lowering.require_contiguous if op in _IN_FORMAT_OF_ARGUMENT else before(op)
 
     def planned(before: Callable[..., Any]) -> Callable[..., Any]:
         def codegen(kernel: Any, wrapper: Any) -> None:
@@ -297,7 +307,10 @@ def extern_results_as_planned() -> Iterator[None]:
 
         return codegen
 
-    with replaced(ir.ExternKernel, "codegen_size_asserts", planned):
+    with (
+        replaced(ir.ExternKernel, "codegen_size_asserts", planned),
+        replaced(graph, "maybe_layout_constraints", contiguous),
+    ):
         yield
 
 

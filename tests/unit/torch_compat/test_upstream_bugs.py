@@ -101,6 +101,11 @@ def memory_format_of_a_convolution(x, first, second):
     return torch.autograd.grad(loss, (x, first))
 
 
+def memory_format_of_a_padding(x, weight):
+    loss = F.pad(F.conv3d(F.elu(x), weight), [1] * 6, mode="replicate").square().mean()
+    return torch.autograd.grad(loss, (x,))
+
+
 def saved_with_the_strides_of_a_concatenation(x):
     summed = torch.cumsum(x, -1) / 8
     gated = F.glu(torch.cat([summed, x], -1), -1)
@@ -196,6 +201,7 @@ BUGS = (
         ((5, 16, 8, 5, 7), (1, 16, 2, 2, 2), (18, 1, 3, 3, 3)),
         trains=True,
     ),
+    Bug("extern_strides", memory_format_of_a_padding, ((2, 4, 6, 6, 6), (4, 4, 3, 3, 3)), trains=True),
     Bug("result_strides", saved_with_the_strides_of_a_concatenation, ((8, 16, WIDTH),), trains=True),
     Bug("rounding_casts", cast_that_does_not_round, ((64,),)),
     Bug("results_own_storage", product_with_ones, ((4, 6),)),

@@ -190,7 +190,13 @@ class _BackwardRecording:
         unordered = [part for level in self.levels for part in in_one_order(level, self.fakes, heard, self._ends)]
         if not in_order and len(unordered) <= len(self.levels):
             return
-        met = shared_values(unordered, self.fakes.__getitem__, self._ends | shown)
+        met: list[Hidden] = []
+        fakes, ends, levels = dict(self.fakes), self._ends | shown, unordered
+        while more := shared_values(levels, fakes.__getitem__, ends):  # those that begin at one may meet again
+            fakes |= {("hidden", len(met) + i): each for i, each in enumerate(more)}
+            ends = ends | {(each.grad_fn, each.output_nr) for each in more}
+            met += more
+            levels, _ = levels_of(fakes, self._ends)
         with compat.no_recording(), torch.no_grad():
             empty = [each.empty() for each in met]
         self.hidden = [like for like in empty if like is not None] if all(like is not None for like in empty) else []

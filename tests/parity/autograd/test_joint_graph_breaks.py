@@ -64,6 +64,34 @@ def test_autograd_flows_through_breaks_under_inductor():
     assert report.breaks and report.fallback_count == 0, str(report)
 
 
+def test_gradients_are_added_before_they_are_differentiated():
+    """Regression: blocks whose attention is kept beyond the break. What the parts of the backward that begin at shared
+    values share in turn, ``x.tanh()``, was differentiated once for each."""
+
+    def make() -> Program:
+        torch.manual_seed(0)
+        weights = [torch.randn(8, 8, requires_grad=True) for _ in range(2)]
+        kept: list[torch.Tensor] = []
+
+        def block(x, weight):
+            hidden = x @ weight
+            attention = hidden.softmax(-1)
+            kept.append(attention)
+            return attention * hidden + x
+
+        def step(x):
+            kept.clear()
+            found = block(block(x.tanh(), weights[0]), weights[1])
+            outside(0)
+            found.square().mean().backward()
+            kept[:] = [each.detach() for each in kept]
+
+        return Program(step, lambda i: tuple(t.requires_grad_() for t in batches((16, 6, 8))(i)), weights)
+
+    report = parity(make, whole=False, captures=None, steps=3)
+    assert report.breaks and report.fallback_count == 0, str(report)
+
+
 def _hook_behind_a_break(x, w, log):
     hidden = x * w
     loss = (hidden * hidden).sum()

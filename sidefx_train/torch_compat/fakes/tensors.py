@@ -244,10 +244,10 @@ def mode_of(tensor: torch.Tensor) -> Any:
 
 @contextmanager
 def outside_tracing() -> Iterator[None]:
-    """Context whose operations run on real tensors, outside any recording."""
+    """Context whose operations run on real tensors, outside any recording; no function mode is asked."""
     from torch.utils._python_dispatch import _disable_current_modes
 
-    with _disable_current_modes():
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
         yield
 
 

@@ -537,8 +537,3 @@ def pytorch_tabular__ft_transformer(callbacks: Callbacks) -> nn.Module:
     return _tabular(
         callbacks, "FTTransformerConfig", input_embed_dim=8, num_heads=2, num_attn_blocks=2, ff_hidden_multiplier=2
     )
-
-
-@model
-def pytorch_tabular__tabnet(callbacks: Callbacks) -> nn.Module:
-    return _tabular(callbacks, "TabNetModelConfig", n_d=8, n_a=8)

@@ -108,13 +108,18 @@ vision: $(VENV)/.stamp-test
 # Models of libraries that train with Lightning, plainly and captured, in .venv-libraries. Figures are kept: a second run
 # goes on where the first stopped. Some: make libraries ARGS="-k darts --backends eager"
 LIBRARIES := lightly monai chemprop pytorch-forecasting gluonts[torch] darts scvi-tools neuralforecast
+LIBRARIES_TORCH ?= 2.13.0
 libraries:
 	test -x .venv-libraries/bin/python || $(PYTHON) -m venv .venv-libraries
-	sed 's/^torch==.*/torch==2.14.1/; /^triton==/d; /^numpy==/d' constraints.txt > .venv-libraries/constraints.txt
+	sed 's/^torch==.*/torch==$(LIBRARIES_TORCH)/; /^triton==/d; /^numpy==/d; /^pandas==/d; /^transformers==/d; /^matplotlib==/d' \
+		constraints.txt > .venv-libraries/constraints.txt
 	.venv-libraries/bin/python -m pip --disable-pip-version-check install -q -c .venv-libraries/constraints.txt \
-		torch==2.14.1 torchvision 'setuptools>=77' wheel
+		$(TORCH_INDEX) torch==$(LIBRARIES_TORCH) torchvision
+	.venv-libraries/bin/python -m pip --disable-pip-version-check install -q 'setuptools>=77' wheel
 	.venv-libraries/bin/python -m pip --disable-pip-version-check install -q -c .venv-libraries/constraints.txt \
 		--no-build-isolation -e . $(LIBRARIES)
+	.venv-libraries/bin/python -m pip --disable-pip-version-check install -q --no-deps pytorch-tabular einops omegaconf \
+		antlr4-python3-runtime==4.9.3
 	OMP_NUM_THREADS=1 .venv-libraries/bin/python tests/libraries/run.py $(ARGS)
 
 bench: $(VENV)/.stamp-run

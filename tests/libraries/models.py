@@ -478,8 +478,10 @@ def _neural(callbacks: Callbacks, name: str, **options: Any) -> nn.Module:
     net = getattr(models, name)(
         h=4, input_size=12, max_steps=STEPS, callbacks=callbacks, random_seed=0, **QUIET, **options
     )
-    NeuralForecast(models=[net], freq=1).fit(frame)
-    return net
+    forecast = NeuralForecast(models=[net], freq=1)
+    forecast.fit(frame)
+    trained: nn.Module = forecast.models[0]  # a copy
+    return trained
 
 
 @model
@@ -518,8 +520,14 @@ def _tabular(callbacks: Callbacks, name: str, **options: Any) -> nn.Module:
         model_config=getattr(configs, name)(task="classification", **options),
         optimizer_config=OptimizerConfig(),
         trainer_config=TrainerConfig(
-            batch_size=16, max_epochs=4, early_stopping=None, checkpoints=None, load_best=False,
-            accelerator="cpu", progress_bar="none", auto_lr_find=False,
+            batch_size=16,
+            max_epochs=4,
+            early_stopping=None,
+            checkpoints=None,
+            load_best=False,
+            accelerator="cpu",
+            progress_bar="none",
+            auto_lr_find=False,
         ),
         verbose=False,
     )

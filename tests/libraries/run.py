@@ -103,7 +103,8 @@ def figures_of(name: str, mode: str, folder: Path, again: bool) -> dict[str, Any
     path = folder / f"{name}.{mode}.json"
     if again or not path.exists():
         path.unlink(missing_ok=True)
-        command = [sys.executable, str(Path(__file__).resolve()), "--one", name, "--mode", mode, "--results", str(folder)]
+        options = ["--one", name, "--mode", mode, "--results", str(folder)]
+        command = [sys.executable, str(Path(__file__).resolve()), *options]
         try:
             with tempfile.TemporaryDirectory() as scratch:  # some libraries write to the current folder
                 done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, cwd=scratch)

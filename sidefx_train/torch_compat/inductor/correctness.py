@@ -39,7 +39,6 @@ from torch import fx
 from sidefx_train.switches import enabled
 from sidefx_train.torch_compat.inductor.patching import replaced, setting
 
-
 _IN_FORMAT_OF_ARGUMENT = frozenset(
     {torch.ops.aten.replication_pad2d_backward.default, torch.ops.aten.replication_pad3d_backward.default}
 )

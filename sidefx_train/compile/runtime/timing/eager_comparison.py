@@ -7,7 +7,6 @@ decided it is held without anything in between: a replay costs what it costs wit
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from statistics import median
 from typing import Any
@@ -23,6 +22,7 @@ from sidefx_train.compile.residual.generate import MISS
 from sidefx_train.compile.runtime.entry_cache import EntryCache
 from sidefx_train.compile.runtime.fallback import Fallback
 from sidefx_train.compile.runtime.timing.paired_blocks import PairedBlocks
+from sidefx_train.compile.runtime.timing.step_time import StepTime
 from sidefx_train.config import CompileConfig
 from sidefx_train.report import CaptureRecord, TimingRecord
 
@@ -60,9 +60,9 @@ class EarlySamples:
         self._calls += 1
         if self._calls > _MAX_EARLY_SAMPLES or not self._fits(call):
             return run()
-        began = clock()
+        time = StepTime()
         result = run()
-        self._seconds.append(clock() - began)
+        self._seconds.append(time.seconds())
         return result
 
     def _fits(self, call: Call) -> bool:
@@ -179,9 +179,9 @@ class _Comparison:
 
     def _captured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         before = self._owner.activity()
-        began = clock()
+        time = StepTime()
         result = self._entry.replay(args, kwargs)
-        seconds = clock() - began
+        seconds = time.seconds()
         if result is MISS or self._owner.activity() != before:
             return result
         if not self._checked:
@@ -194,7 +194,7 @@ class _Comparison:
         return result
 
     def _eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        began = clock()
+        time = StepTime()
         if self._entry.fetch(args, kwargs) is MISS:  # timed as well: an entry left for eager tests its guards
             return MISS
         try:
@@ -202,7 +202,7 @@ class _Comparison:
         except BaseException:
             self._end("a step raised")
             raise
-        self._add(clock() - began)
+        self._add(time.seconds())
         return result
 
     def _add(self, seconds: float) -> None:
@@ -226,11 +226,6 @@ class _LeftForEager:
         if self._entry.fetch(args, kwargs) is MISS:
             return MISS
         return self._owner.run_eagerly(self._stop, Call(args, kwargs))
-
-
-def clock() -> float:
-    """Returns the seconds by which steps are compared."""
-    return time.perf_counter()
 
 
 def _timing(blocks: PairedBlocks) -> TimingRecord:

@@ -18,7 +18,7 @@ from torch import nn
 
 import sidefx_train
 from sidefx_train.compile.native import guards_module, native_module, products_module
-from sidefx_train.compile.runtime.timing import eager_comparison
+from sidefx_train.compile.runtime.timing import step_time
 from sidefx_train.compile.runtime.timing.paired_blocks import BLOCK, WARM_UP
 from sidefx_train.errors import SideFXWarning
 from tests.lightning.harness import Classifier, data, quiet_trainer
@@ -49,7 +49,8 @@ def _(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
-    monkeypatch.setattr(eager_comparison, "clock", lambda: NOW[0])
+    monkeypatch.setattr(step_time, "clock", lambda: NOW[0])
+    monkeypatch.setattr(step_time, "waits", lambda: None)
 
 
 def backend(seconds):
@@ -154,7 +155,7 @@ def test_faster_is_kept():
 
 def test_a_backend_that_sleeps(monkeypatch):
     """With the clock of the machine."""
-    monkeypatch.setattr(eager_comparison, "clock", time.perf_counter)
+    monkeypatch.undo()
 
     def sleeping(module, examples):
         return lambda *args: time.sleep(0.02) or module(*args)

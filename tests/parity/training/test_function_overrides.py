@@ -79,7 +79,13 @@ def scaled(model, optimizer, x):
     return loss.detach(), mode.seen
 
 
-@pytest.mark.parametrize("step", [noted, scaled])
+def computed(model, optimizer, x):
+    with Noting():
+        number = (x * x).sum().item()
+        return x * (1 - 0.9**number)
+
+
+@pytest.mark.parametrize("step", [noted, scaled, computed])
 def test_modes_in_the_step(step):
     assert both(step, plain_batches).replays == 3
 

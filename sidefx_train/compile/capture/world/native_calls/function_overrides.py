@@ -27,8 +27,15 @@ from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstanc
 
 _GET_SET = types.GetSetDescriptorType
 _READS = frozenset({"item", "tolist"})
+_NUMBERS = frozenset({*compat.SYMBOLS, bool, int, float})
 ANSWERED_ATTRIBUTES = frozenset({"data", "grad", "_version", "requires_grad", "grad_dtype"})
 """Attributes of tensors that the capture answers itself."""
+
+
+def _is_arithmetic(func: Any, args: tuple[Any, ...]) -> bool:
+    """Returns True for a conversion within arithmetic of changing numbers, for which eager calls nothing of torch."""
+    name = str(attribute_of(func, "__name__", ""))
+    return name.startswith("sym_") and bool(args) and all(type(value) in _NUMBERS for value in args)
 
 
 class FunctionOverrides:
@@ -195,7 +202,7 @@ class FunctionOverrides:
 
     def _asked(self, func: Any, given: tuple[Any, ...]) -> Any:
         """Answers torch, which is about to run ``func``: for the program, or for the capture's own code."""
-        if self.in_program and not self.world.tracer.proxy_mode.depth:
+        if self.in_program and not self.world.tracer.proxy_mode.depth and not _is_arithmetic(func, given[0]):
             if self._handle is None:
                 self._handle = self.world.calls.callback(self._dispatch, self._dispatch)
             error = self.world.last_error
@@ -254,7 +261,8 @@ class FunctionOverrides:
 
     def _classes(self, func: Any, args: Any, kwargs: Any, overloaded: list[Any]) -> tuple[type, ...]:
         """Returns the classes that ``__torch_function__`` is told."""
-        if type(func) is types.MethodWrapperType and type(func.__self__) is _GET_SET:
+        reads = attribute_of(func, "__name__") in _READS and type(func) is not types.FunctionType
+        if reads or (type(func) is types.MethodWrapperType and type(func.__self__) is _GET_SET):
             return (self._class(args[0]),)
         if type(func) is not types.FunctionType or self.subclasses_off:
             return tuple(map(self._class, overloaded))

@@ -224,3 +224,41 @@ def test_what_is_left_to_eager():
     assert codes(lambda x: x * 2, torch.ones(2).as_subclass(Plain).requires_grad_()) == {"SFX109"}
     assert codes(lambda x: nn.Parameter(x), Plain(torch.ones(2))) == {"SFX109"}
     assert codes(lambda x: weight * x, Plain(torch.ones(3))) == {"SFX107"}
+
+
+class Weight:
+    """No tensor: ``float`` and ``int`` call its own methods, and ask nobody."""
+
+    def __init__(self):
+        self.value = 1.0
+
+    def __float__(self):
+        return self.value
+
+    def __int__(self):
+        return int(self.value)
+
+    def __bool__(self):
+        return self.value > 2
+
+
+class AskedWeight(Weight):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return NotImplemented
+
+
+@pytest.mark.parametrize("convert", [float, int, bool])
+@pytest.mark.parametrize("inside_mode", [False, True])
+def test_conversions_of_other_objects_are_guarded(convert, inside_mode):
+    """Regression: the conversion ran natively, and its result was a constant of the graph."""
+    weight = AskedWeight() if not inside_mode else Weight()
+
+    def step(x):
+        with Noting() if inside_mode else torch.enable_grad():
+            number = convert(weight)
+        return x * (number + 1)
+
+    compiled = sidefx_train.compile(step, backend="eager", fullgraph=True)
+    for weight.value in (1.0, 1.0, 3.0, 2.0):
+        assert torch.equal(compiled(torch.ones(2)), step(torch.ones(2)))

@@ -128,6 +128,8 @@ class FunctionOverrides:
             return self._of_field(fn, args)
         if not _is_answered(fn):
             return ABSENT
+        if _converts(fn) and not any(safe_isinstance(value, torch.Tensor) for value in args):
+            return ABSENT  # of another object, they call a method that torch does not know
         owner = fn.__self__ if type(fn) is types.BuiltinMethodType else None
         if not self.wanted((owner, *args), kwargs):
             return ABSENT
@@ -282,11 +284,15 @@ def _given(args: Any, kwargs: Any) -> Iterator[Any]:
             yield value
 
 
+def _converts(fn: Any) -> bool:
+    return fn is int or fn is float or fn is bool
+
+
 def _is_answered(fn: Any) -> bool:
     """Returns True for functions of torch that ask for overrides, and whose calls the capture may answer itself."""
     if type(fn) is types.FunctionType:
         return fn in registry.INTERCEPTORS and fn in compat.overridable_python_functions()
-    if fn is int or fn is float or fn is bool:
+    if _converts(fn):
         return True
     public = fn
     if type(fn) is types.BuiltinMethodType:

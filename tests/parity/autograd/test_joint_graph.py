@@ -30,7 +30,12 @@ def test_models_alone(name, backend):
 
 
 def test_model_alone_under_inductor():
-    compare(module(MODELS["mlp with batch norm"]), data(5, 6, grad=True), "inductor")
+    """Without the bias before the batch norm, whose gradient is zero but for rounding."""
+
+    def layers():
+        return nn.Sequential(nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+    compare(module(layers), data(5, 6, grad=True), "inductor")
 
 
 def test_training_loop_around_a_compiled_model():

@@ -7,6 +7,7 @@ or :data:`~sidefx_train.compile.capture.interpreter.world.ABSENT` for the defaul
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -49,6 +50,18 @@ AT_END: list[Callable[[Any], None]] = []
 READ_ON_HOST: list[tuple[type, str]] = []
 """Attributes below which 0-dim tensors of a device are read before the graph where the step reads them: eager waits
 for the device there, too, and decides by them what runs."""
+
+
+def bound_arguments(
+    signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any] | None:
+    """Returns the arguments of a call by name, with defaults; ``None`` if they do not fit the signature."""
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError:
+        return None
+    bound.apply_defaults()
+    return dict(bound.arguments)
 
 
 def intercept(*targets: Any) -> Callable[[Interceptor], Interceptor]:

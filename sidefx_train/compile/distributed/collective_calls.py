@@ -149,13 +149,11 @@ def _collective(fn: Any) -> Callable[[Callable[[_Call], Any]], Callable[[_Call],
 
         @registry.intercept(fn)
         def called(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            try:
-                bound = signature.bind(*args, **kwargs)
-            except TypeError:
+            given = registry.bound_arguments(signature, args, kwargs)
+            if given is None:
                 return ABSENT
-            bound.apply_defaults()
             with torch.no_grad():
-                return handler(_Call(world, name, bound.arguments))
+                return handler(_Call(world, name, given))
 
         return handler
 

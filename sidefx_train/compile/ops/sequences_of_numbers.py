@@ -15,18 +15,18 @@ FUNCTIONS: dict[str, Any] = {
         torch.kaiser_window,
     )
 }
-"""By name: functions whose last argument before the dtype is the length, or the first one."""
+"""By name: the functions that the operator calls."""
 
 
 def _made(name: str, numbers: list[Any], length: int, dtype: torch.dtype) -> Any:
     """Calls ``linspace(start, end, length)``, or ``window(length, periodic, ...)``."""
     if name == "linspace":
-        return torch.linspace(*numbers, length, dtype=dtype)
-    return FUNCTIONS[name](length, bool(numbers[0]), *numbers[1:], dtype=dtype)
+        return torch.linspace(*numbers, length, dtype=dtype, device="cpu")
+    return FUNCTIONS[name](length, bool(numbers[0]), *numbers[1:], dtype=dtype, device="cpu")
 
 
 def _fake(name: str, numbers: list[Any], length: Any, dtype: torch.dtype) -> Any:
-    return torch.empty(length, dtype=dtype)
+    return torch.empty(length, dtype=dtype, device="cpu")
 
 
 define_operator(

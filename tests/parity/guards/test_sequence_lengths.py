@@ -98,10 +98,10 @@ def broadcast(net, x, h):
     size = h.shape[1]
     numbers = net.positions[:size].detach()
     picked = h[torch.arange(4)[:, None], torch.arange(size)]
-    mixed = torch.lerp(picked, h[:, :1], numbers[:, :1]) + torch.addcmul(h, h[:, :1], numbers[:, :1])
-    turned = torch.polar(torch.ones(size, 4), numbers[:, :4]) * torch.view_as_complex(h.reshape(4, -1, 4, 2))
+    blended = torch.lerp(picked, h[:, :1], numbers[:, :1]) + torch.addcmul(h, h[:, :1], numbers[:, :1])
+    phases = torch.polar(torch.ones(size, 4), numbers[:, :4]) * torch.view_as_complex(h.reshape(4, -1, 4, 2))
     mask = (x > 9).unsqueeze(-1).expand_as(h)
-    return mixed.square().mean() + turned.abs().square().mean() + h.masked_scatter(mask, h.flip(1)).square().mean()
+    return blended.square().mean() + phases.abs().square().mean() + h.masked_scatter(mask, h.flip(1)).square().mean()
 
 
 MODELS = (

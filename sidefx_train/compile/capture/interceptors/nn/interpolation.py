@@ -46,12 +46,10 @@ _SIGNATURE = inspect.signature(F.interpolate)
 
 @registry.intercept(F.interpolate)
 def _interpolate(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    try:
-        given = _SIGNATURE.bind(*args, **kwargs)
-    except TypeError:
+    given = registry.bound_arguments(_SIGNATURE, args, kwargs)
+    if given is None:
         return ABSENT
-    given.apply_defaults()
-    x, size, factor, mode, corners, recomputed, antialias = given.arguments.values()
+    x, size, factor, mode, corners, recomputed, antialias = given.values()
     if not safe_isinstance(x, compat.FakeTensor) or x.device.type != "cpu" or not 3 <= x.dim() <= 5:
         return ABSENT
     sizes, factors = _spread(size, x.dim() - 2), _spread(factor, x.dim() - 2)

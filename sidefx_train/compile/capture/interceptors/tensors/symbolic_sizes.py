@@ -37,12 +37,10 @@ _POOLING = inspect.signature(
 
 
 def _max_pool1d(with_indices: bool, world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    try:
-        given = _POOLING.bind(*args, **kwargs)
-    except TypeError:
+    given = registry.bound_arguments(_POOLING, args, kwargs)
+    if given is None:
         return ABSENT
-    given.apply_defaults()
-    x, *windows, rounds_up, asked = given.arguments.values()
+    x, *windows, rounds_up, asked = given.values()
     if not _on_host(x) or x.dim() not in (2, 3) or not any(map(_is_symbolic, x.shape)):
         return ABSENT
     kernel, stride, padding, dilation = (_one(each) for each in windows)
@@ -80,21 +78,20 @@ _STFT = inspect.signature(torch.stft)
 
 @registry.intercept(torch.stft)
 def _stft(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    try:
-        given = _STFT.bind(*args, **kwargs)
-    except TypeError:
+    given = registry.bound_arguments(_STFT, args, kwargs)
+    if given is None or type(given["n_fft"]) is not int:
         return ABSENT
-    given.apply_defaults()
-    x, n_fft, hop, width, window, center, *_, as_complex, align = given.arguments.values()
+    x, n_fft, hop, width, window, center, _, normalized, onesided, as_complex, *aligned = given.values()
     hop, width = n_fft // 4 if hop is None else hop, n_fft if width is None else width
     known = _on_host(x) and x.is_floating_point() and x.dim() in (1, 2) and any(map(_is_symbolic, x.shape))
-    if not known or not all(type(each) is int for each in (n_fft, hop, width)) or align not in (None, False):
+    known = known and type(center) is type(normalized) is bool and (onesided is None or type(onesided) is bool)
+    if not known or not all(type(each) is int for each in (n_fft, hop, width)) or aligned not in ([], [None], [False]):
         return ABSENT
     if as_complex is not True or not 0 < width <= n_fft or hop <= 0 or not _is_window(window, width):
         return ABSENT
     if not center and x.shape[-1] < n_fft:
         return ABSENT
-    return world.guarded(_spectra, (given.arguments, hop, width), {})
+    return world.guarded(_spectra, (given, hop, width), {})
 
 
 def _is_window(window: Any, width: int) -> bool:
@@ -125,12 +122,10 @@ _LINSPACE = inspect.signature(lambda start, end, steps, *, dtype=None, device=No
 
 
 def _sequence(function: Any, world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    try:
-        given = (_LINSPACE if function is torch.linspace else _WINDOW).bind(*args, **kwargs)
-    except TypeError:
+    given = registry.bound_arguments(_LINSPACE if function is torch.linspace else _WINDOW, args, kwargs)
+    if given is None:
         return ABSENT
-    given.apply_defaults()
-    *numbers, dtype, device, needs_gradient = given.arguments.values()
+    *numbers, dtype, device, needs_gradient = given.values()
     if function is torch.linspace:
         *numbers, length = numbers
     else:

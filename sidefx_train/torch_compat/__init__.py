@@ -378,6 +378,7 @@ from sidefx_train.torch_compat.symbols import truncates as truncates
 from sidefx_train.torch_compat.symbols import unbound_symbols as unbound_symbols
 from sidefx_train.torch_compat.tensors import allocations as allocations
 from sidefx_train.torch_compat.tensors import c10_flags as c10_flags
+from sidefx_train.torch_compat.tensors import elementwise_dtypes as elementwise_dtypes
 from sidefx_train.torch_compat.tensors import has_memory as has_memory
 from sidefx_train.torch_compat.tensors import is_plain_strided as is_plain_strided
 from sidefx_train.torch_compat.tensors import storage_address as storage_address

@@ -7,6 +7,17 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND
+from torch._prims_common import elementwise_dtypes as _elementwise_dtypes
+
+
+def elementwise_dtypes(*operands: Any) -> tuple[torch.dtype, torch.dtype]:
+    """Returns the dtype in which an elementwise kernel computes (float32 for half precision), and its result's.
+
+    Args:
+        operands: tensors and numbers.
+    """
+    return _elementwise_dtypes(*operands, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)
 
 
 def tensor_guards(tensors: list[torch.Tensor], sizes: list[list[Any]], strides: list[list[Any]]) -> Any:

@@ -2,7 +2,7 @@
 
 Run op by op, they are called in their functional form: eager's kernel, bitwise. For a compiler they are decomposed into
 tensor arithmetic; formulas and order of operations are those of PyTorch's documentation of Adagrad, Adam, AdamW and
-SGD.
+SGD. As in eager's kernels, half precision is computed in float32, and rounded where it is stored.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.functionalization.tensor_scalar_ops import TensorScalar
 from sidefx_train.errors import BackendError
 
@@ -29,15 +30,23 @@ def _bare(value: Any) -> Any:
     return value.value if isinstance(value, TensorScalar) else value
 
 
+def _wide(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Returns tensors in the dtype in which kernels compute with them."""
+    return [each.to(compat.elementwise_dtypes(each)[0]) for each in tensors]
+
+
 def _unscale(grad: torch.Tensor, grad_scale: Any, maximize: bool) -> torch.Tensor:
     if grad_scale is not None:
-        unscaled = grad / grad_scale
-        grad.copy_(unscaled)
-        grad = unscaled
+        stored = grad
+        (grad,) = _wide(grad)
+        grad = grad / grad_scale
+        stored.copy_(grad)
+    (grad,) = _wide(grad)
     return -grad if maximize else grad
 
 
 def _commit(target: torch.Tensor, value: torch.Tensor, found_inf: Any) -> None:
+    value = value.to(target.dtype)
     target.copy_(value if found_inf is None else torch.where(found_inf.reshape(()) == 1, target, value))
 
 
@@ -62,7 +71,10 @@ def _adam(
 ) -> None:
     lr, beta1, beta2, weight_decay = _bare(lr), _bare(beta1), _bare(beta2), _bare(weight_decay)
     corrections: dict[int, tuple[Any, Any]] = {}
-    for i, (p, grad, m, v, step) in enumerate(zip(params, grads, exp_avgs, exp_avg_sqs, state_steps, strict=True)):
+    for i, (param, grad, mean, square, step) in enumerate(
+        zip(params, grads, exp_avgs, exp_avg_sqs, state_steps, strict=True)
+    ):
+        p, m, v = _wide(param, mean, square)
         if id(step) not in corrections:
             exact = step.to(torch.float64)
             corrections[id(step)] = (lr / (1 - torch.pow(beta1, exact)), torch.sqrt(1 - torch.pow(beta2, exact)))
@@ -78,12 +90,12 @@ def _adam(
         new_v = v * _number(beta2, v) + (g * _number(1 - beta2, v)) * g
         largest = new_v
         if amsgrad:
-            largest = torch.maximum(max_exp_avg_sqs[i], new_v)
+            largest = torch.maximum(*_wide(max_exp_avg_sqs[i]), new_v)
             _commit(max_exp_avg_sqs[i], largest, found_inf)
         denominator = torch.sqrt(largest) / _number(root, p) + _number(eps, p)
-        _commit(m, new_m, found_inf)
-        _commit(v, new_v, found_inf)
-        _commit(p, value - _number(step_size, p) * new_m / denominator, found_inf)
+        _commit(mean, new_m, found_inf)
+        _commit(square, new_v, found_inf)
+        _commit(param, value - _number(step_size, p) * new_m / denominator, found_inf)
 
 
 def _sgd(
@@ -102,15 +114,17 @@ def _sgd(
     found_inf: Any = None,
 ) -> None:
     momentum, dampening = _bare(momentum), _bare(dampening)
-    for i, (p, grad) in enumerate(zip(params, grads, strict=True)):
+    for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
+        (p,) = _wide(param)
         g = _unscale(grad, grad_scale, maximize)
         if not isinstance(weight_decay, (int, float)) or weight_decay != 0:
             g = g + p * _number(weight_decay, p)
         if len(buffers):
-            buffer = g if is_first_step else buffers[i] * _number(momentum, p) + g * _number(1 - dampening, p)
+            (old,) = _wide(buffers[i])
+            buffer = g if is_first_step else old * _number(momentum, p) + g * _number(1 - dampening, p)
             _commit(buffers[i], buffer, found_inf)
             g = g + buffer * _number(momentum, p) if nesterov else buffer
-        _commit(p, p - _number(lr, p) * g, found_inf)
+        _commit(param, p - _number(lr, p) * g, found_inf)
 
 
 def _adagrad(
@@ -128,15 +142,16 @@ def _adagrad(
     found_inf: Any = None,
 ) -> None:
     lr, lr_decay, weight_decay = _bare(lr), _bare(lr_decay), _bare(weight_decay)
-    for p, grad, total, step in zip(params, grads, sums, state_steps, strict=True):
+    for param, grad, stored, step in zip(params, grads, sums, state_steps, strict=True):
+        p, total = _wide(param, stored)
         g = _unscale(grad, grad_scale, maximize)
         if not isinstance(weight_decay, (int, float)) or weight_decay != 0:
             g = g + p * _number(weight_decay, p)
         new_total = total + g * g
-        _commit(total, new_total, found_inf)
+        _commit(stored, new_total, found_inf)
         step_size = lr / (1 + (step.to(torch.float64) - 1) * lr_decay)
         denominator = torch.sqrt(new_total) + _number(_bare(eps), p)
-        _commit(p, p - _number(step_size, p) * g / denominator, found_inf)
+        _commit(param, p - _number(step_size, p) * g / denominator, found_inf)
 
 
 def fused_update(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.functionalization import memory_format as layouts
 from sidefx_train.compile.functionalization.tensor_scalar_ops import TensorScalar, has_tensor_scalar
 from sidefx_train.compile.ops import ctc_loss, mkldnn_rnn
@@ -59,9 +60,10 @@ def batch_norm_with_changing_numbers(
         return _native_batch_norm(x, weight, bias, mean, var, training, 0.0, eps)
     of_batch, var_of_batch = mean.clone(), var.clone()
     made = _native_batch_norm(x, weight, bias, of_batch, var_of_batch, True, 1.0, eps)
-    share = momentum.value.to(mean.dtype)
+    computing, _ = compat.elementwise_dtypes(mean)
+    share = momentum.value.to(computing)
     for kept, new in ((mean, of_batch), (var, var_of_batch)):
-        kept.copy_(share * new + (1 - share) * kept)
+        kept.copy_(share * new.to(computing) + (1 - share) * kept.to(computing))
     return made
 
 

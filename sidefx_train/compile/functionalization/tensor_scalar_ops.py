@@ -2,7 +2,8 @@
 
 Inductor has no symbolic floats, but reads a 0-dim tensor at no cost. ``mul(x, s)`` therefore becomes a product of
 tensors, ``add(x, y, alpha=s)`` becomes ``x + y * s``, and so on, with the result cast to the dtype that eager's number
-would have given.
+would have given. Eager's kernels compute in float32 on half precision, with numbers in float32, and round the result
+once; so do these.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.ops.number_operators import call_with_tensors, round_number
 from sidefx_train.errors import BackendError
 
@@ -39,40 +41,20 @@ def _as(value: Any, like: torch.Tensor) -> Any:
     return value.value.to(dtype)
 
 
-def _times(x: torch.Tensor, s: Any) -> torch.Tensor:
-    return x if not isinstance(s, TensorScalar) and s == 1 else torch.mul(x, _as(s, x))
+def _times(x: torch.Tensor, factor: Any) -> torch.Tensor:
+    return x if not isinstance(factor, torch.Tensor) and factor == 1 else torch.mul(x, factor)
 
 
 def _add(x: Any, y: Any, alpha: Any = 1) -> torch.Tensor:
-    if isinstance(y, TensorScalar) or not isinstance(y, torch.Tensor):
-        scaled = (
-            _as(y, x) if not isinstance(alpha, TensorScalar) and alpha == 1 else torch.mul(_as(y, x), _as(alpha, x))
-        )
-        return torch.add(x, scaled)
     return torch.add(x, _times(y, alpha))
 
 
 def _sub(x: Any, y: Any, alpha: Any = 1) -> torch.Tensor:
-    if isinstance(y, TensorScalar) or not isinstance(y, torch.Tensor):
-        scaled = (
-            _as(y, x) if not isinstance(alpha, TensorScalar) and alpha == 1 else torch.mul(_as(y, x), _as(alpha, x))
-        )
-        return torch.sub(x, scaled)
     return torch.sub(x, _times(y, alpha))
 
 
 def _rsub(x: Any, y: Any, alpha: Any = 1) -> torch.Tensor:
-    return torch.sub(_as(y, x), _times(x, alpha))
-
-
-def _pow(x: Any, y: Any) -> torch.Tensor:
-    if isinstance(x, torch.Tensor):
-        return torch.pow(x, _as(y, x))
-    return torch.pow(_bare(x), y)
-
-
-def _lerp(x: torch.Tensor, end: torch.Tensor, weight: Any) -> torch.Tensor:
-    return torch.lerp(x, end, _as(weight, x)) if isinstance(weight, TensorScalar) else torch.lerp(x, end, weight)
+    return torch.sub(y, _times(x, alpha))
 
 
 def _addcmul(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, value: Any = 1) -> torch.Tensor:
@@ -251,36 +233,52 @@ def _product(multiply: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
     """Returns the rule of ``beta * x + alpha * multiply(a, b)``."""
 
     def apply(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, alpha: Any = 1) -> torch.Tensor:
-        product = _times(multiply(a, b), alpha)
+        product = multiply(a, b)
+        product = _times(product, _as(alpha, product))
         if not isinstance(beta, TensorScalar) and beta == 0:  # what is in ``x`` does not matter then
             return product.expand(torch.broadcast_shapes(x.shape, product.shape))
-        return torch.add(_times(x, beta), product)
+        return torch.add(_times(x, _as(beta, x)), product)
 
     return apply
 
 
-def _elementwise(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def apply(x: Any, y: Any, **kwargs: Any) -> torch.Tensor:
-        like = x if isinstance(x, torch.Tensor) else y
-        return function(_as(x, like), _as(y, like), **kwargs)
+def _elementwise(
+    function: Callable[..., torch.Tensor], operands: int = 2, *, wide: bool = False
+) -> Callable[..., torch.Tensor]:
+    """Returns the rule of an operation whose first ``operands`` arguments decide the dtype in which it computes.
+
+    Args:
+        wide: whether eager's kernel computes half precision in float32, its numbers, too, and rounds the result once.
+    """
+
+    def apply(*args: Any, **kwargs: Any) -> torch.Tensor:
+        given = (0.5 if isinstance(each, TensorScalar) else each for each in args[:operands])
+        computing, result = compat.elementwise_dtypes(*given)
+
+        def cast(value: Any) -> Any:
+            value = _bare(value)
+            return value.to(computing if wide else result) if isinstance(value, torch.Tensor) else value
+
+        made = function(*map(cast, args), **{name: cast(value) for name, value in kwargs.items()})
+        return made.to(result) if wide else made
 
     return apply
 
 
 _PRODUCTS = {"addmm": _product(torch.mm), "addmv": _product(torch.mv), "baddbmm": _product(torch.bmm)}
 _RULES: dict[str, Callable[..., torch.Tensor]] = {
-    "add": _add,
-    "sub": _sub,
-    "rsub": _rsub,
-    "mul": _elementwise(torch.mul),
-    "div": _elementwise(torch.div),
-    "true_divide": _elementwise(torch.div),
+    "add": _elementwise(_add, wide=True),
+    "sub": _elementwise(_sub, wide=True),
+    "rsub": _elementwise(_rsub, wide=True),
+    "mul": _elementwise(torch.mul, wide=True),
+    "div": _elementwise(torch.div, wide=True),
+    "true_divide": _elementwise(torch.div, wide=True),
     "remainder": _elementwise(torch.remainder),
     "fmod": _elementwise(torch.fmod),
-    "pow": _pow,
-    "lerp": _lerp,
-    "addcmul": _addcmul,
-    "addcdiv": _addcdiv,
+    "pow": _elementwise(torch.pow),
+    "lerp": _elementwise(torch.lerp, wide=True),
+    "addcmul": _elementwise(_addcmul, 3, wide=True),
+    "addcdiv": _elementwise(_addcdiv, 3, wide=True),
     "clamp": _clamp,
     "clamp_min": lambda x, v: _clamp(x, min=v),
     "clamp_max": lambda x, v: _clamp(x, max=v),

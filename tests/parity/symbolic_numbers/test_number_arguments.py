@@ -271,3 +271,19 @@ def test_a_second_derivative_of_a_number_in_single_precision():
     for wanted, had in zip(history(step, step), history(step, compiled), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(wanted, had, strict=True))
     assert len(compiled.report().captures) == 2, str(compiled.report())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_multiplied_by_a_changing_number_as_it_is(dtype):
+    """Half precision has 3 or 4 digits: a rate of 0.3 would be 0.3008 there, at every step."""
+
+    def step(x):
+        return x * State.value, x / State.value, torch.lerp(x, 2 * x, State.value)
+
+    compiled = sidefx_train.compile(step, warmup="now")
+    for value in (0.2, 0.3, 0.7, 0.001, 0.9999):
+        State.value = value
+        x = (torch.rand(512) + 1).to(dtype)
+        assert all(map(torch.equal, compiled(x), step(x))), value
+    report = compiled.report()
+    assert len(report.captures) <= 2 and not report.fallbacks, str(report)

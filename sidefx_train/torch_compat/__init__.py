@@ -25,6 +25,7 @@ from sidefx_train.torch_compat.autograd import neg_view as neg_view
 from sidefx_train.torch_compat.autograd import number_of_backward as number_of_backward
 from sidefx_train.torch_compat.autograd import output_of as output_of
 from sidefx_train.torch_compat.autograd import pack_sequences as pack_sequences
+from sidefx_train.torch_compat.autograd import pad_list as pad_list
 from sidefx_train.torch_compat.autograd import pad_sequences as pad_sequences
 from sidefx_train.torch_compat.autograd import plain_alias as plain_alias
 from sidefx_train.torch_compat.autograd import recording_autograd as recording_autograd
@@ -116,6 +117,7 @@ from sidefx_train.torch_compat.fakes.kernels import know_ctc_loss as know_ctc_lo
 from sidefx_train.torch_compat.fakes.kernels import know_grouped_products as know_grouped_products
 from sidefx_train.torch_compat.fakes.kernels import know_kernels_for_symbols as know_kernels_for_symbols
 from sidefx_train.torch_compat.fakes.kernels import know_resampling as know_resampling
+from sidefx_train.torch_compat.fakes.kernels import know_trilinear as know_trilinear
 from sidefx_train.torch_compat.fakes.kernels import know_truth_tests as know_truth_tests
 from sidefx_train.torch_compat.fakes.layouts import LAYOUTS as LAYOUTS
 from sidefx_train.torch_compat.fakes.layouts import know_layouts as know_layouts

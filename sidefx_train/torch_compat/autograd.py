@@ -216,3 +216,4 @@ def recording_autograd() -> Iterator[None]:
 
 pack_sequences = torch._pack_padded_sequence
 pad_sequences = torch._pad_packed_sequence
+pad_list = torch._C._nn.pad_sequence

@@ -50,7 +50,9 @@ _COPIES_OF_VIEWS = tuple(f"{view}_copy" for view in ("expand", "narrow", "permut
 FOR_SYMBOLS = _with_python_kernels(
     *(f"{name}.default" for name in (*_POLYNOMIALS, *_COPIES_OF_VIEWS, "_fft_r2c", "_fft_c2c", "_fft_c2r")),
     *("constant_pad_nd.default", "im2col.default", "masked_scatter.default", "_chunk_cat.default", "unbind_copy.int"),
-    *("complex.default", "polar.default", "addcmul.default", "addcdiv.default", "lerp.Scalar", "lerp.Tensor"),
+    *("complex.default", "polar.default"),
+    *(f"{name}{kind}" for name in ("addcmul", "addcdiv") for kind in (".default", "_.default")),
+    *(f"{name}.{kind}" for name in ("lerp", "lerp_") for kind in ("Scalar", "Tensor")),
     *("linalg_solve_triangular.default", "cholesky_solve.default"),
     *("_unsafe_index.Tensor", "_unsafe_masked_index.default"),
 )
@@ -58,6 +60,34 @@ FOR_SYMBOLS = _with_python_kernels(
 
 Their Python kernels give the same strides without. A scan of all operators with symbolic sizes found these.
 """
+
+
+def know_trilinear() -> None:
+    """Registers a fake kernel of the sums behind ``F.bilinear`` that accepts symbolic sizes."""
+    from torch._subclasses import fake_impls
+
+    op = torch.ops.aten._trilinear.default
+    if op not in fake_impls.op_implementations_dict:
+        fake_impls.register_op_impl(op)(_trilinear)
+
+
+def _trilinear(
+    mode: Any, func: Any, a: Any, b: Any, c: Any, one: Any, two: Any, three: Any, summed: Any, unroll_dim: int = 1
+) -> Any:
+    if not any(isinstance(length, torch.SymInt) for each in (a, b, c) for length in each.shape):
+        return NotImplemented
+    size = []
+    left = [iter(each.shape) for each in (a, b, c)]
+    for dim in range(a.dim() + len(one)):
+        given = [next(left[i]) for i, expanded in enumerate((one, two, three)) if dim not in expanded]
+        if dim not in summed:
+            size.append(next((length for length in given if not _is_one(length)), 1))
+    with mode:
+        return torch.empty(size, dtype=a.dtype, device=a.device)
+
+
+def _is_one(length: Any) -> bool:
+    return type(length) is int and length == 1
 
 
 def know_resampling() -> None:

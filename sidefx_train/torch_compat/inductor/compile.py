@@ -29,7 +29,7 @@ from sidefx_train.torch_compat.inductor.correctness import (
     right_results,
 )
 from sidefx_train.torch_compat.inductor.dispatched_calls import calling_dispatcher
-from sidefx_train.torch_compat.inductor.lowerings import _call_unlowered, convolutions_of_all_sizes
+from sidefx_train.torch_compat.inductor.lowerings import _call_unlowered, convolutions_of_all_sizes, pools_of_all_sizes
 from sidefx_train.torch_compat.inductor.patching import replaced, setting
 from sidefx_train.torch_compat.inductor.speedups import codegen_parts, quick_codegen, without_idle_patterns
 from sidefx_train.torch_compat.recording import late_module
@@ -55,6 +55,7 @@ def inductor_lowering(
         quick_codegen(),
         right_results(),
         convolutions_of_all_sizes(),
+        pools_of_all_sizes(),
         padding_draws_apart(),
         checked_codegen(),
         recursion_limit_kept(),

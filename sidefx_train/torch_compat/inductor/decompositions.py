@@ -33,6 +33,7 @@ def inductor_decompositions() -> dict[Any, Any]:
     for dims, op in ((2, aten.max_pool2d_with_indices.default), (3, aten.max_pool3d_with_indices.default)):
         if op in table:
             table[op] = _pooled(table[op], dims)
+    table[aten.adaptive_max_pool2d.default] = _of_plain_sizes(table.get(aten.adaptive_max_pool2d.default))
     return table
 
 
@@ -154,6 +155,17 @@ def _pooled(rule: _Rule, dims: int) -> _Rule:
         return values, torch.where(values == lowest, first, indices)
 
     return pooled
+
+
+def _of_plain_sizes(rule: _Rule | None) -> _Rule:
+    """Returns a decomposition for known sizes; it asks for symbolic ones as plain numbers."""
+
+    def plain(x: torch.Tensor, output_size: Any) -> Any:
+        if rule is None or any(isinstance(length, torch.SymInt) for length in x.shape):
+            return NotImplemented
+        return rule(x, output_size)
+
+    return plain
 
 
 def _of_each(setting: Any, dims: int) -> list[int]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 
@@ -148,3 +149,26 @@ def convolutions_of_all_sizes() -> Iterator[None]:
         yield
     finally:
         lowering.lowerings[target] = before
+
+
+@contextmanager
+def pools_of_all_sizes() -> Iterator[None]:
+    """Context in which adaptive pooling of symbolic sizes calls torch's kernels: its lowering fixes the sizes."""
+    from torch._inductor import lowering
+
+    before = {}
+    for name in ("_adaptive_avg_pool2d", "adaptive_max_pool2d"):
+        target = getattr(torch.ops.aten, name).default
+        called = getattr(lowering, f"fallback_{name.lstrip('_')}", None)
+        if called is not None and target in lowering.lowerings:
+            before[target] = lowering.lowerings[target]
+            lowering.lowerings[target] = functools.partial(_pooled, before[target], called)
+    try:
+        yield
+    finally:
+        lowering.lowerings.update(before)
+
+
+def _pooled(lower: Any, called: Any, x: Any, output_size: Any) -> Any:
+    plain = all(isinstance(length, (int, sympy.Integer)) for length in x.get_size()[-2:])
+    return lower(x, output_size) if plain else called(x, output_size)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence, pad_sequence
 
 import sidefx_train
 from sidefx_train.errors import SideFXError
@@ -79,6 +79,32 @@ def test_one_graph_for_all_lengths(name):
 def test_lengths_in_a_list():
     """The second capture takes every number of the list as an input."""
     parity(program(nn.LSTM, as_list=True), steps=len(LENGTHS), captures=2)
+
+
+def test_list_of_sequences():
+    """Regression: with lengths that are sizes of tensors, the packed data had the size of the padded batch's first
+    dimension, in Python as well."""
+
+    def make() -> Program:
+        layer = nn.GRU(4, 5)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+        def step(sequences):
+            packed = pack_sequence(sequences, enforce_sorted=False)
+            output, last = layer(packed)
+            padded = pad_sequence(pad_packed_sequence(output)[0].unbind(1), batch_first=True)
+            loss = output.data.square().sum() / output.data.shape[0] + last.sin().sum() + padded.mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach(), packed.data.shape
+
+        def batch(i):
+            return ([torch.randn(length, 4, generator=torch.Generator().manual_seed(i)) for length in LENGTHS[i]],)
+
+        return Program(step, batch, (layer, optimizer))
+
+    parity(make, steps=len(LENGTHS), captures=2)
 
 
 @pytest.mark.slow

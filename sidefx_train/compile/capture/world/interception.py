@@ -129,6 +129,9 @@ class Interception:
         if fn is np.random.seed or fn is np.random.default_rng:
             handler = registry.INTERCEPTORS.get(fn)  # the program may have replaced it
             return ABSENT if handler is None else handler(self.world, args, kwargs)
+        if (fn is list or fn is tuple) and len(args) == 1 and self.world.random_draws.is_drawn(args[0]):
+            items = self.world.interp.call(iter, args, {}) if type(args[0]) is np.ndarray else ABSENT
+            return fn(items) if type(items) is type(iter([])) else ABSENT
         bound = type(fn) is types.BuiltinMethodType
         owner = fn.__self__ if bound else args[0] if args else None
         if not is_generator(owner) and type(owner) is not np.ndarray:

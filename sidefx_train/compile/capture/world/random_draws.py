@@ -385,7 +385,10 @@ def _has_array(values: tuple[Any, ...]) -> bool:
     return any(type(value) is np.ndarray for value in values)
 
 
-_MAKERS = frozenset({np.array, np.asarray, np.full, np.full_like, np.linspace})
+_MAKERS: frozenset[Any] = frozenset(
+    (np.array, np.asarray, np.full, np.full_like, np.linspace, np.arange, np.zeros, np.ones, np.eye, np.identity)
+    + (np.tri, np.tril, np.triu)
+)
 """Functions of NumPy that make an array of numbers."""
 
 
@@ -413,8 +416,8 @@ _DERIVED = frozenset({np.ndarray, *_NUMBER_TYPES, bool, np.bool_, list})
 
 
 def _is_array(value: Any) -> bool:
-    """Returns True for an array that can become a tensor over its memory."""
+    """Returns True for an array that can become a tensor over its memory, or a view of one in reverse order."""
     if type(value) is not np.ndarray or value.nbytes > _MOST_BYTES or value.dtype.byteorder not in "=|":
         return False
     known = value.dtype.kind in "bif" or value.dtype == np.uint8
-    return known and value.dtype.itemsize <= 8 and min(value.strides, default=0) >= 0
+    return known and value.dtype.itemsize <= 8

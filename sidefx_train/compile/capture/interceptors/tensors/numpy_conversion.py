@@ -87,7 +87,7 @@ def _tensor(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     array = _made(world, args, kwargs, "data")
     if array is not None:  # a constant of the graph must not share its memory
         rest = {name: value for name, value in kwargs.items() if name != "data"}
-        return world.guarded(torch.tensor, (array.copy(order="K"), *args[1:]), rest)
+        return world.guarded(torch.tensor, (world.heap.made_arrays.substitute(array), *args[1:]), rest)
     if record is None:
         return by_keywords(world, args, kwargs, "data")
     if len(args) > 1 or set(kwargs) - {"data", "dtype", "device", "requires_grad"}:

@@ -6,6 +6,7 @@ They call the operators that the C++ code calls, which accept symbolic sizes.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +14,18 @@ import torch
 from torch.nn import functional as F
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.interceptors.nn.packed_sequences import once_differentiated
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.ops import sequences_of_numbers
+from sidefx_train.compile.ops.cumulative_products import Cumprod
+from sidefx_train.compile.ops.padded_lists import PadSequence
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
+
+aten = torch.ops.aten
 
 
 def _is_symbolic(value: Any) -> bool:
@@ -64,12 +70,95 @@ def _one(value: Any) -> Any:
 
 def _pooled(x: Any, kernel: int, stride: int, padding: int, dilation: int, rounds_up: bool) -> Any:
     pairs = (1, kernel), (1, stride), (0, padding), (1, dilation)
-    made = torch.ops.aten.max_pool2d_with_indices.default(x.unsqueeze(-2), *pairs, rounds_up)
+    made = aten.max_pool2d_with_indices.default(x.unsqueeze(-2), *pairs, rounds_up)
     return [each.squeeze(-2) for each in made]
 
 
 registry.intercept(F.max_pool1d, torch.max_pool1d)(partial(_max_pool1d, False))
 registry.intercept(F.max_pool1d_with_indices, torch.max_pool1d_with_indices)(partial(_max_pool1d, True))
+
+
+# ---------------------------------------------------------------------- products and joins
+_KRON = inspect.signature(lambda input, other: None)
+
+
+@registry.intercept(torch.kron, torch.Tensor.kron)
+def _kron(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    given = registry.bound_arguments(_KRON, args, kwargs)
+    if given is None or not all(map(_on_host, given.values())) or not _has_symbolic_sizes(given.values()):
+        return ABSENT
+    return world.guarded(_outer, tuple(given.values()), {})
+
+
+def _outer(a: Any, b: Any) -> Any:
+    dims = max(a.dim(), b.dim())
+    rows, columns = ((1,) * (dims - each.dim()) + tuple(each.shape) for each in (a, b))
+    first = [length for each in rows for length in (each, 1)]
+    second = [length for each in columns for length in (1, each)]
+    product = aten._unsafe_view.default(a, first) * aten._unsafe_view.default(b, second)
+    return aten._unsafe_view.default(product, [i * j for i, j in zip(rows, columns, strict=True)])
+
+
+@registry.intercept(torch.block_diag)
+def _block_diag(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if kwargs or not all(map(_on_host, args)) or not _has_symbolic_sizes(args):
+        return ABSENT
+    if len({each.dtype for each in args}) > 1 or any(each.dim() > 2 for each in args):
+        return ABSENT
+    return world.guarded(_blocks, args, {})
+
+
+def _blocks(*tensors: Any) -> Any:
+    blocks = [each if each.dim() == 2 else each.expand(1, each.numel()) for each in tensors]
+    made = torch.zeros([sum(each.shape[dim] for each in blocks) for dim in (0, 1)], dtype=blocks[0].dtype, device="cpu")
+    row = column = 0
+    for each in blocks:
+        below, right = row + each.shape[0], column + each.shape[1]
+        made[row:below, column:right].copy_(each)
+        row, column = below, right
+    return made
+
+
+_PAD = inspect.signature(lambda sequences, batch_first=False, padding_value=0.0, padding_side="right": None)
+
+
+@registry.intercept(compat.pad_list)
+def _pad_sequence(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    given = registry.bound_arguments(_PAD, args, kwargs)
+    if given is None or not safe_isinstance(given["sequences"], (tuple, list)):
+        return ABSENT
+    sequences, batch_first, value, side = given.values()
+    if type(batch_first) is not bool or type(value) not in (int, float) or side not in ("right", "left"):
+        return ABSENT
+    known = all(map(_on_host, sequences)) and _has_symbolic_sizes(sequences) and not compat.inside_transform()
+    if not known or len({(each.dtype, each.dim()) for each in sequences}) > 1 or not sequences[0].dim():
+        return ABSENT
+    if any(each.shape[1:] != sequences[0].shape[1:] for each in sequences):
+        return ABSENT
+    return world.guarded(PadSequence.apply, (batch_first, float(value), side == "left", *sequences), {})
+
+
+def _has_symbolic_sizes(tensors: Iterable[Any]) -> bool:
+    return any(map(_is_symbolic, (length for each in tensors for length in each.shape)))
+
+
+# ---------------------------------------------------------------------- products of all elements before
+_CUMPROD = inspect.signature(lambda input, dim, *, dtype=None: None)
+
+
+@registry.intercept(torch.cumprod, torch.Tensor.cumprod)
+def _cumprod(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The derivative asks for the length; a second derivative has one operation for each element."""
+    given = registry.bound_arguments(_CUMPROD, args, kwargs)
+    if given is None or not _on_host(given["input"]):
+        return ABSENT
+    x, dim, dtype = given.values()
+    records = x.requires_grad and torch.is_grad_enabled() and not compat.inside_transform()
+    if not records or x.is_complex() or dtype is not None or type(dim) is not int or not -x.dim() <= dim < x.dim():
+        return ABSENT
+    if not _is_symbolic(x.shape[dim]):
+        return ABSENT
+    return world.guarded(Cumprod.apply, (once_differentiated(world), x, dim), {})
 
 
 # ---------------------------------------------------------------------- spectra
@@ -110,7 +199,7 @@ def _spectra(given: dict[str, Any], hop: int, width: int) -> Any:
         window.narrow(0, (n_fft - width) // 2, width).copy_(narrow)
     x = x.unfold(1, n_fft, hop)  # torch has as_strided, whose backward adds in the same order, but asks for numbers
     norm = 1 if given["normalized"] else 0
-    made = torch.ops.aten._fft_r2c.default(x * window, [2], norm, onesided in (None, True)).transpose_(1, 2)
+    made = aten._fft_r2c.default(x * window, [2], norm, onesided in (None, True)).transpose_(1, 2)
     return made.squeeze_(0) if single else made
 
 

@@ -88,6 +88,8 @@ def check_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
         compat.know_layouts()
     if func in compat.RESAMPLING:
         compat.know_resampling()
+    if func is aten._trilinear.default:
+        compat.know_trilinear()
     if func in compat.TRUTH_TESTS:
         compat.know_truth_tests()
     if getattr(func, "overloadpacket", None) is aten._ctc_loss:

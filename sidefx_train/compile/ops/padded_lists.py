@@ -1,0 +1,73 @@
+"""``pad_sequence`` of a list of tensors of symbolic lengths; torch composes it in C++ code, which asks for numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from sidefx_train import torch_compat as compat
+from sidefx_train.compile.ops.registration import define_operator
+
+
+def _pad(sequences: list[torch.Tensor], batch_first: bool, value: float, left: bool, _: int) -> torch.Tensor:
+    return compat.pad_list(sequences, batch_first, value, "left" if left else "right")  # type: ignore[no-any-return]
+
+
+def _pad_fake(sequences: list[torch.Tensor], batch_first: bool, value: float, left: bool, longest: int) -> torch.Tensor:
+    sizes = (len(sequences), longest) if batch_first else (longest, len(sequences))
+    return sequences[0].new_empty(*sizes, *sequences[0].shape[1:])
+
+
+def _unpad(grad: torch.Tensor, lengths: list[int], batch_first: bool, left: bool) -> list[torch.Tensor]:
+    rows = grad.unbind(0 if batch_first else 1)
+    starts = (grad.shape[1 if batch_first else 0] - length if left else 0 for length in lengths)
+    return [row.narrow(0, *place).clone() for row, *place in zip(rows, starts, lengths, strict=True)]
+
+
+def _unpad_fake(grad: torch.Tensor, lengths: list[int], batch_first: bool, left: bool) -> list[torch.Tensor]:
+    return [grad.new_empty(length, *grad.shape[2:]) for length in lengths]
+
+
+define_operator(
+    "pad_sequence(Tensor[] sequences, bool batch_first, float value, bool left, SymInt longest) -> Tensor",
+    _pad,
+    _pad_fake,
+)
+define_operator(
+    "unpad_sequence(Tensor grad, SymInt[] lengths, bool batch_first, bool left) -> Tensor[]", _unpad, _unpad_fake
+)
+
+
+class PadSequence(torch.autograd.Function):
+    """Stacks sequences, filled up to one length: ``apply(batch_first, value, left, *sequences)``."""
+
+    @staticmethod
+    def forward(ctx: Any, batch_first: bool, value: float, left: bool, *sequences: Any) -> Any:
+        """Returns the padded sequences."""
+        ctx.lengths, ctx.layout = [each.shape[0] for each in sequences], (batch_first, left)
+        longest = ctx.lengths[0]
+        for length in ctx.lengths[1:]:
+            longest = torch.sym_max(longest, length)
+        return torch.ops.sidefx.pad_sequence.default(list(sequences), batch_first, value, left, longest)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        """Returns the gradients of the sequences."""
+        return None, None, None, *UnpadSequence.apply(grad, ctx.lengths, *ctx.layout)
+
+
+class UnpadSequence(torch.autograd.Function):
+    """Takes the sequences from a padded batch: ``apply(padded, lengths, batch_first, left)``."""
+
+    @staticmethod
+    def forward(ctx: Any, padded: Any, lengths: list[Any], batch_first: bool, left: bool) -> Any:
+        """Returns the sequences."""
+        ctx.layout = batch_first, left
+        return tuple(torch.ops.sidefx.unpad_sequence.default(padded, lengths, batch_first, left))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Returns the gradient of the batch."""
+        batch_first, left = ctx.layout
+        return PadSequence.apply(batch_first, 0.0, left, *grads), None, None, None

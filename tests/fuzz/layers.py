@@ -128,7 +128,7 @@ def _layer(draw: random.Random, x: torch.Tensor, dims: int) -> str:
             f"nn.AdaptiveAvgPool{dims}d({draw.choice((1, 2, 3, 5))})",
             f"nn.AdaptiveMaxPool{dims}d({draw.choice((1, 2, 3))})",
             f"nn.LPPool{dims}d(2, {kernel}, {stride}, ceil_mode={ceil})",
-            f"nn.Upsample(scale_factor={draw.choice((2, 1.5))}, mode="
+            f"nn.Upsample({draw.choice(('size=7', 'size=11', 'scale_factor=2', 'scale_factor=1.7'))}, mode="
             f"{draw.choice(['nearest', {1: 'linear', 2: 'bilinear', 3: 'trilinear'}[dims]])!r})",
         ))  # fmt: skip
     axis = draw.choice(range(1, dims + 2))

@@ -100,3 +100,33 @@ def test_inductor(zeros):
     have = gradients(PROGRAMS["over rows"], captured, zeros)
     for a, b in zip(have, gradients(PROGRAMS["over rows"], step, zeros), strict=True):
         torch.testing.assert_close(a, b)
+
+
+PRODUCTS = {
+    "operator": lambda a, b: a @ b,
+    "matmul": torch.matmul,
+    "method": lambda a, b: a.matmul(b),
+    "linalg": torch.linalg.matmul,
+    "reversed": lambda a, b: b.__rmatmul__(a),
+    "packet": torch.ops.aten.matmul,
+}
+
+
+@pytest.mark.parametrize("trained", ["none", "batch", "one"])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_batch_times_one_matrix(name, trained):
+    """Eager multiplies batches, unless the one matrix needs a gradient; both round differently."""
+
+    def step(batch, one):
+        made = PRODUCTS[name](batch, one), PRODUCTS[name](one, batch)
+        leaves = [each for each in (batch, one) if each.requires_grad]
+        return *(torch.autograd.grad(sum(map(torch.sum, made)), leaves) if leaves else ()), *map(torch.detach, made)
+
+    captured = sidefx_train.compile(step, backend="eager", on_failure="raise")
+    torch.manual_seed(0)
+    for _ in range(5):
+        batch, one = (torch.rand(4, 3, 3), torch.rand(1, 3, 3))
+        batch.requires_grad_(trained == "batch")
+        one.requires_grad_(trained == "one")
+        for found, wanted in zip(captured(batch, one), step(batch, one), strict=True):
+            assert torch.equal(found, wanted)

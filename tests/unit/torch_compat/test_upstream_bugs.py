@@ -161,6 +161,11 @@ def window_past_the_padding(x):
     return torch.autograd.grad(F.avg_pool2d(x, 3, 2, 1, ceil_mode=True).sum(), x)
 
 
+def pixels_by_a_scale_factor(x):
+    made = F.interpolate(x, scale_factor=1.7, recompute_scale_factor=False)
+    return torch.autograd.grad((made * torch.arange(6)).sum(), x)
+
+
 def loop_carries_an_expanded_tensor(x):
     carried = scan(lambda c, row: (c * row, c + row), torch.ones(3), x)
     return torch.autograd.grad(carried[0].sum() + carried[1].sum(), x)
@@ -216,6 +221,7 @@ BUGS = (
     Bug("inductor_workarounds", dtype_of_a_running_sum, ((4,),), until=(2, 14)),
     Bug("inductor_workarounds", power_of_an_integer, (), (torch.arange(5),), until=(2, 15)),
     Bug("inductor_workarounds", window_past_the_padding, ((1, 1, 8, 8),), trains=True),
+    Bug("inductor_workarounds", pixels_by_a_scale_factor, ((1, 1, 4, 4),), trains=True),
     Bug("inductor_workarounds", loop_carries_an_expanded_tensor, ((4, 3),), trains=True),
 )
 

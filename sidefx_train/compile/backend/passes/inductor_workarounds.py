@@ -9,6 +9,8 @@ Upstream, ``torch.compile`` included (seen in torch 2.13; each has a program in
   result is read as integers of half the size.
 - The gradient of average pooling divides by the size of the window even if ``ceil_mode`` makes a window reach past the
   padding. Eager divides by the part that lies inside.
+- The gradient of nearest-neighbor interpolation of images ignores the scale factors. It divides sizes exactly, where
+  eager rounds: 14 pixels that become 46 are one such case.
 - A loop (``while_loop``, ``scan``, ``map``) keeps what it carries in memory with the strides of the first value: where
   that is expanded, all elements of later values are one.
 """
@@ -16,6 +18,7 @@ Upstream, ``torch.compile`` included (seen in torch 2.13; each has a program in
 from __future__ import annotations
 
 import operator
+from types import NoneType
 from typing import Any
 
 import torch
@@ -32,7 +35,8 @@ _POOLINGS = (aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default)
 
 def apply_inductor_workarounds(module: fx.GraphModule, fake_mode: Any) -> None:
     """Rewrites sums with an ``alpha``, cumulative sums with a ``dtype``, integer powers of a number, gradients of
-    average pooling with ``ceil_mode``, and loops over tensors that are not contiguous; also in graphs of branches."""
+    average pooling with ``ceil_mode`` and of interpolation, and loops over tensors that are not contiguous; also in
+    graphs of branches."""
     for inner in module.children():
         if isinstance(inner, fx.GraphModule):
             apply_inductor_workarounds(inner, fake_mode)
@@ -46,6 +50,8 @@ def apply_inductor_workarounds(module: fx.GraphModule, fake_mode: Any) -> None:
             _write_out_base(graph, node, fake_mode)
         elif node.target in _POOLINGS and _cuts_windows(node):
             _write_out_divisor(graph, node, fake_mode)
+        elif node.target is aten.upsample_nearest2d_backward.default and not _divides_sizes(node):
+            _interpolate_volume(graph, node, fake_mode)
         elif node.target in _LOOPS and any(map(_has_gaps, node.all_input_nodes)):
             _lay_out(graph, node, fake_mode)
         else:
@@ -115,6 +121,32 @@ def _write_out_divisor(graph: fx.Graph, node: fx.Node, fake_mode: Any) -> None:
             width = emit(graph, fake_mode, aten.view.default, width, [-1, *[1] * (dims - 1 - i)])
             grad = emit(graph, fake_mode, aten.div.Tensor, grad, width)
     node.args = (grad, x, kernel, stride, padding, *flags, 1)
+
+
+def _divides_sizes(node: fx.Node) -> bool:
+    """Returns True if eager's interpolation takes the pixel that the exact quotient of the sizes gives."""
+    _, out, size, *scales = node.args
+    scales = [*scales, *[None] * (2 - len(scales))]
+    return all(map(_takes_quotient, size[-2:], out, scales))  # type: ignore[index,arg-type]
+
+
+def _takes_quotient(size: Any, out: Any, scale: Any) -> bool:
+    if type(size) is not int or type(out) is not int or type(scale) not in (float, NoneType):
+        return False
+    pixels = torch.arange(size, dtype=torch.float32)
+    taken = aten.upsample_nearest2d.default(pixels[None, None, :, None], [out, 1], scale, None)
+    return torch.equal(taken.flatten(), pixels[torch.arange(out) * size // out])
+
+
+def _interpolate_volume(graph: fx.Graph, node: fx.Node, fake_mode: Any) -> None:
+    """Computes a gradient as that of a volume of one slice, for which Inductor calls eager's kernel."""
+    grad, out, size, *scales = node.args
+    with graph.inserting_before(node):
+        grad = emit(graph, fake_mode, aten.unsqueeze.default, grad, 2)
+        of_volume = [*size[:2], 1, *size[2:]]  # type: ignore[index,misc]
+        volume = aten.upsample_nearest3d_backward.default
+        made = emit(graph, fake_mode, volume, grad, [1, *out], of_volume, None, *scales)  # type: ignore[misc]
+    node.target, node.args = aten.squeeze.dim, (made, 2)
 
 
 def _has_gaps(node: fx.Node) -> bool:

@@ -20,6 +20,7 @@ from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.builtins.introspection import keeps_callables
 from sidefx_train.compile.capture.recording import warning_watch
 from sidefx_train.compile.capture.recording.constant_folding import constant_value
+from sidefx_train.compile.capture.recording.eager_parity import batched_products
 from sidefx_train.compile.capture.shadows.containers.instance_dicts import InstanceDictRecord
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
 from sidefx_train.compile.capture.shadows.containers.sets import HANDED_ON, IGNORES_ORDER, SetRecord, by_address
@@ -574,6 +575,7 @@ class Calls:
             if not asks and (numbers or type(kwargs.get("correction")) is torch.SymInt):
                 with functions.running(program=False) if functions.in_program else nullcontext():
                     fn, args, kwargs = self.tracer.proxy_mode.probes.given_to(fn, args, kwargs, self._single)
+            fn, args = batched_products.expanded(fn, args)
             if type(fn) is types.FunctionType:
                 made = deferred_warnings.call_watched(self.world, fn, args, kwargs)
                 if fn.__code__.co_flags & inspect.CO_GENERATOR:

@@ -7,6 +7,7 @@ import functools
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import sidefx_train
 
@@ -142,3 +143,28 @@ def test_windows_past_the_end_of_sizes_that_change():
         x = torch.randn(2, 3, size, size + 1)
         torch.testing.assert_close(step(x), pooled(x))
     assert not step.report().fallbacks, str(step.report())
+
+
+@pytest.mark.parametrize(
+    ("size", "options"),
+    [
+        ((4, 4), {"scale_factor": 1.7}),
+        ((4, 5), {"scale_factor": (0.6, 2.3)}),
+        ((14, 7), {"size": (46, 14)}),
+        ((3, 3), {"size": (123, 6)}),
+        ((5, 6), {"size": (3, 4)}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_gradient_of_nearest_neighbors(size, options, memory_format):
+    def step(x):
+        made = F.interpolate(x, mode="nearest", **options)
+        weights = torch.arange(made.numel(), dtype=x.dtype).view(made.shape)
+        (gradient,) = torch.autograd.grad((made * weights).sum(), x)
+        return gradient
+
+    x = torch.randn(2, 3, *size).to(memory_format=memory_format).requires_grad_()
+    found, wanted = sidefx_train.compile(step, on_failure="raise", verify=0)(x), step(x)
+    torch.testing.assert_close(found, wanted)
+    assert found.stride() == wanted.stride()

@@ -24,6 +24,7 @@ from sidefx_train.torch_compat.inductor.collective_order import (
     restore_groups,
 )
 from sidefx_train.torch_compat.inductor.correctness import (
+    distinct_draws,
     padding_draws_apart,
     recursion_limit_kept,
     right_results,
@@ -74,7 +75,7 @@ def inductor_passes(module: fx.GraphModule, finds_attention: bool = True) -> fx.
     from torch._functorch.compile_utils import fx_graph_cse
     from torch._inductor import compile_fx
 
-    with distinct_collectives(module.graph):
+    with distinct_collectives(module.graph), distinct_draws(module.graph):
         module = late_module(module, fx_graph_cse(module.graph))
     restore_groups(module.graph)
     with nullcontext() if finds_attention or not enabled("idle_patterns") else without_idle_patterns(module):

@@ -20,6 +20,7 @@ def inductor_decompositions() -> dict[Any, Any]:
     ``1e10 % 0.7`` is 0 (torch 2.11 to 2.15). Eager begins with the exact remainder.
     """
     _import_lowering()  # some decompositions expect it to be imported
+    from torch._inductor import config
     from torch._inductor.decomposition import select_decomp_table
 
     table = {op: rule for op, rule in select_decomp_table().items() if op not in _CHECKS_VALUES}
@@ -33,6 +34,8 @@ def inductor_decompositions() -> dict[Any, Any]:
     for dims, op in ((2, aten.max_pool2d_with_indices.default), (3, aten.max_pool3d_with_indices.default)):
         if op in table:
             table[op] = _pooled(table[op], dims)
+    if not config.fallback_random:
+        table.update({op: _below_one(op) for op in (aten.rand.default, aten.rand.generator)})
     table[aten.adaptive_max_pool2d.default] = _of_plain_sizes(table.get(aten.adaptive_max_pool2d.default))
     return table
 
@@ -120,6 +123,24 @@ def floor_quotient(a: Any, b: Any) -> torch.Tensor:
 
 def _differ_in_sign(rest: torch.Tensor, divisor: torch.Tensor) -> torch.Tensor:
     return (rest != 0) & ((rest < 0) != (divisor < 0))
+
+
+def _below_one(op: Any) -> _Rule:
+    """Returns a decomposition of uniform numbers in half precision that are below 1.
+
+    Upstream, those drawn in float32 are rounded, one of 512 bfloat16 numbers to 1: an index of ``rand() * n`` is out of
+    range, and ``log(1 - rand())`` infinite (torch 2.13). Eager takes 0 instead.
+    """
+
+    def drawn(size: Any, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
+        dtype = torch.get_default_dtype() if dtype is None else dtype
+        if dtype not in (torch.float16, torch.bfloat16):
+            return NotImplemented
+        numbers = op(size, dtype=torch.float32, **kwargs)
+        rounded_up = 1 - torch.finfo(dtype).eps / 4
+        return torch.where(numbers >= rounded_up, 0.0, numbers).to(dtype)
+
+    return drawn
 
 
 def _pooled(rule: _Rule, dims: int) -> _Rule:

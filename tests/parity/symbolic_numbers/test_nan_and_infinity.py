@@ -6,6 +6,7 @@ import datetime
 import math
 import statistics
 
+import numpy as np
 import pytest
 import torch
 
@@ -158,6 +159,31 @@ def test_comparing_with_infinity_captures_finite_numbers_once(compare, of_tensor
         state["v"] = value
         held.fill_(value)
         assert torch.equal(compiled(x), step(x)), value
+
+
+@pytest.mark.parametrize("asks", [np.isnan, np.isinf, lambda v: not np.isfinite(v)], ids=["nan", "inf", "finite"])
+def test_numpy_asks_whether_a_loss_is_finite(asks):
+    """Regression: that was a graph break, unlike ``math.isnan``."""
+
+    def run(compiled: bool):
+        weight = torch.nn.Parameter(torch.ones(2))
+
+        def step(x):
+            loss = (weight * x).sum()
+            if asks(loss.item()):
+                return "left out", type(asks(loss.item()))
+            loss.backward()
+            return loss.detach(), type(asks(loss.item()))
+
+        call = sidefx_train.compile(step, backend="eager", keep_slower=True) if compiled else step
+        found = [call(torch.tensor([value, 1.0])) for value in (1.0, 2.0, -3.0, math.nan, 4.0, math.inf, 5.0)]
+        return str(found), str(weight.grad), call
+
+    *expected, _ = run(False)
+    *got, step = run(True)
+    assert got == expected
+    report = step.report()
+    assert not report.breaks and len(report.captures) <= 2, report
 
 
 def test_a_best_value_that_begins_at_infinity():

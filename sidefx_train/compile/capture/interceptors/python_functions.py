@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from sidefx_train import torch_compat as compat
@@ -26,12 +27,14 @@ if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
 
 
-def _assume_finite(fn: Any, answer: bool, infinite: bool, nan: bool) -> None:
+def _assume_finite(fn: Any, answer: bool | np.bool_, infinite: bool, nan: bool) -> None:
     """Has the usual answer of ``math.isfinite`` or its like assumed for a number that only the graph knows."""
 
     @registry.intercept(fn)
     def asked(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if len(args) != 1 or kwargs or not world.grant_finite(args[0], infinite=infinite, nan=nan):
+        if len(args) != 1 or kwargs or (type(fn) is np.ufunc and type(args[0]) is not torch.SymFloat):
+            return ABSENT
+        if not world.grant_finite(args[0], infinite=infinite, nan=nan):
             return ABSENT
         return answer
 
@@ -39,6 +42,9 @@ def _assume_finite(fn: Any, answer: bool, infinite: bool, nan: bool) -> None:
 _assume_finite(math.isfinite, True, infinite=True, nan=True)
 _assume_finite(math.isinf, False, infinite=True, nan=False)
 _assume_finite(math.isnan, False, infinite=False, nan=True)
+_assume_finite(np.isfinite, np.True_, infinite=True, nan=True)
+_assume_finite(np.isinf, np.False_, infinite=True, nan=False)
+_assume_finite(np.isnan, np.False_, infinite=False, nan=True)
 
 
 def _choose_symbolically(fn: Any, symbolic: Callable[[Any, Any], Any]) -> None:

@@ -102,7 +102,8 @@ class Interception:
     def _registered(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Asks interceptors of a class, a C function, a class method in C, or a method of a tensor or of the engine."""
         cls = type(fn)
-        if safe_isinstance(fn, type) or (cls in HASHABLE and safe_isinstance(attribute_of(fn, "__self__"), NO_OWNER)):
+        free = cls in HASHABLE and safe_isinstance(attribute_of(fn, "__self__"), NO_OWNER)
+        if free or cls is np.ufunc or safe_isinstance(fn, type):
             handler = registry.INTERCEPTORS.get(fn)
             answer = ABSENT if handler is None else handler(self.world, args, kwargs)
             if answer is not ABSENT:

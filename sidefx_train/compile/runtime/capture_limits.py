@@ -140,7 +140,8 @@ class CaptureLimits:
             self._changing, self._unused, self._waited = missed.label, 0, 0
             self._met.clear()
         self._replays_before = replays
-        most = 0 if self._unused < _UNUSED or missed.new in self._met else _WAIT ** (self._unused - _UNUSED + 1)
+        again = missed.new in self._met and "..." not in missed.new  # a long text is shown in part
+        most = 0 if self._unused < _UNUSED or again else _WAIT ** (self._unused - _UNUSED + 1)
         if self._waited < most:
             self._met.add(missed.new)
             self._waited += 1

@@ -52,6 +52,14 @@ def test_values_that_do_not_come_again_wait():
     assert found.waits(missed("y", new="1"), 6) is None, "another value changes"
 
 
+def test_long_values_that_are_shown_in_part_wait():
+    """Regression: two contents of a growing cache looked equal, so each seemed to have come again."""
+    found = limits()
+    assert [found.waits(missed("cache", new="[0, 1..."), i) for i in range(4)] == [None] * 4
+    assert all(found.waits(missed("cache", new="[0, 1..."), 4) is not None for _ in range(8))
+    assert found.waits(missed("cache", new="[0, 1..."), 4) is None
+
+
 def test_no_value_waits_while_captures_are_replayed_or_the_options_ask_for_errors():
     found = limits()
     assert [found.waits(missed("x", new=str(i)), 2 * i) for i in range(20)] == [None] * 20

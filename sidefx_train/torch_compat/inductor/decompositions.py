@@ -36,6 +36,8 @@ def inductor_decompositions() -> dict[Any, Any]:
             table[op] = _pooled(table[op], dims)
     if not config.fallback_random:
         table.update({op: _below_one(op) for op in (aten.rand.default, aten.rand.generator)})
+        table[aten.randint.low] = _of_wide_ranges
+        table[aten.geometric.default] = _of_integers(table[aten.geometric.default])
     table[aten.adaptive_max_pool2d.default] = _of_plain_sizes(table.get(aten.adaptive_max_pool2d.default))
     return table
 
@@ -141,6 +143,28 @@ def _below_one(op: Any) -> _Rule:
         return torch.where(numbers >= rounded_up, 0.0, numbers).to(dtype)
 
     return drawn
+
+
+def _of_wide_ranges(low: Any, high: Any, size: Any, *, dtype: Any = None, **kwargs: Any) -> Any:
+    """Draws integers of a range that is wider than int64: upstream, they are all ``low`` (torch 2.13)."""
+    if type(low) is not int or type(high) is not int or high - low < 2**63:
+        return NotImplemented
+    starts = (-(2**31), 0)
+    upper, lower = (aten.randint.low(n, n + 2**32, size, dtype=torch.int64, **kwargs) for n in starts)
+    bits, above = upper * 2**32 + lower, high - low - 2**63
+    drawn = torch.where(bits >= above, bits - above + low, bits + (2**63 + low))
+    return drawn.to(torch.int64 if dtype is None else dtype)
+
+
+def _of_integers(rule: _Rule) -> _Rule:
+    """Returns a decomposition that counts trials into integers: upstream, their numbers are all 1 (torch 2.13)."""
+
+    def counted(x: torch.Tensor, p: Any, generator: Any = None) -> Any:
+        if x.is_floating_point():
+            return rule(x, p, generator)
+        return rule(torch.empty_like(x, dtype=torch.float32), p, generator).to(x.dtype)
+
+    return counted
 
 
 def _pooled(rule: _Rule, dims: int) -> _Rule:

@@ -65,3 +65,17 @@ def test_uniform_numbers_in_half_precision_are_below_one():
         assert each.max() < 1 and (each == 0).float().mean() < 2 * least
         assert place.max() == 7 and torch.isfinite(logarithm).all()
         assert abs(each.double().mean() - (0.5 - least)) < 5 * (1 / 12 / size) ** 0.5
+
+
+def test_integers_of_wide_ranges_and_of_geometric_distributions():
+    """Regression: the first were all the lower bound, the second all 1."""
+
+    def draw():
+        wide = torch.randint(-(2**63), 2**63 - 1, (COUNT,))
+        return wide, torch.zeros(COUNT, dtype=torch.int64).geometric_(0.3)
+
+    step = sidefx_train.compile(draw, warmup="now")
+    wide, trials = step()
+    assert len(step.report().captures) == 1
+    assert len(wide.unique()) == COUNT and abs((wide > 0).double().mean() - 0.5) < 5 * 0.5 / COUNT**0.5
+    assert abs(trials.double().mean() - 1 / 0.3) < 5 * (0.7**0.5 / 0.3) / COUNT**0.5

@@ -41,6 +41,7 @@ from sidefx_train.torch_compat.autograd import training_kernels as training_kern
 from sidefx_train.torch_compat.autograd import unchecked_saved as unchecked_saved
 from sidefx_train.torch_compat.autograd import without_view_relation as without_view_relation
 from sidefx_train.torch_compat.autograd_hooks import AccumulationHooks as AccumulationHooks
+from sidefx_train.torch_compat.autograd_hooks import accumulates as accumulates
 from sidefx_train.torch_compat.autograd_hooks import accumulator_of as accumulator_of
 from sidefx_train.torch_compat.autograd_hooks import gradient_reducer as gradient_reducer
 from sidefx_train.torch_compat.autograd_hooks import has_step_hooks as has_step_hooks

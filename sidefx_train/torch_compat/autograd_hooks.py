@@ -89,6 +89,17 @@ def accumulator_of(leaf: torch.Tensor) -> Any:
         return torch.autograd.graph.get_gradient_edge(leaf).node
 
 
+def accumulates(leaf: torch.Tensor) -> bool:
+    """Returns False for a view of a leaf that was made in ``no_grad`` mode: torch calls it a leaf that requires a
+    gradient, but gives it none."""
+    with outside_transforms(), disable_proxy_modes_tracing(), torch.inference_mode(False), torch.enable_grad():
+        try:
+            view = leaf.view_as(leaf)
+        except RuntimeError:  # its base was written since, with gradients
+            return False
+        return view.grad_fn is not None and view.grad_fn.next_functions[0][0] is not None
+
+
 class AccumulationHooks:
     """Guard on hooks of the ``AccumulateGrad`` nodes of some leaves.
 

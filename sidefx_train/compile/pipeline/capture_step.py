@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,12 +40,12 @@ from sidefx_train.compile.graph.collectives import communicates
 from sidefx_train.compile.graph.fx_utils import generators, one_generator
 from sidefx_train.compile.graph.validation import check_traced
 from sidefx_train.compile.pipeline import next_specialization
-from sidefx_train.compile.pipeline.captured import Captured, CaptureFailed, StopGuard
+from sidefx_train.compile.pipeline.captured import CaptureBroke, Captured, CaptureFailed, StopGuard
 from sidefx_train.compile.pipeline.guard_collection import all_guards, separate_objects, stop_guard, symbols
 from sidefx_train.compile.pipeline.replaced_builtins import replaced_arithmetic
 from sidefx_train.compile.pipeline.step_invariants import counters, first_self_invalidated
 from sidefx_train.compile.residual.generate import Residual, plan
-from sidefx_train.errors import Unsupported
+from sidefx_train.errors import BackendError, Unsupported
 
 _MAX_RESTARTS = 5
 _MAX_POINTS = 6
@@ -199,10 +200,12 @@ class CaptureRun:
 
         Raises:
             CaptureFailed: the step cannot be captured.
+            CaptureBroke: an error of this library.
         """
         began = time.perf_counter()
         refused: Unsupported | None = None
         raised: Exception | None = None
+        broken: Exception | None = None
         points: tuple[StopPoint, ...] = ()
         world = self.world
         try:
@@ -213,12 +216,15 @@ class CaptureRun:
             if other is not None:
                 return other
             points, refused = self._stop_points(stop), stop
+        except BackendError:
+            raise
         except Exception as error:
             if world.last_error is None or world.last_error[0] is not error:
-                raise
-            _, fn, where = world.last_error
-            why = f"{describe(fn)} raised {type(error).__name__} during the capture: {first_line(error)}"
-            raised = error
+                broken = error
+            else:
+                _, fn, where = world.last_error
+                why = f"{describe(fn)} raised {type(error).__name__} during the capture: {first_line(error)}"
+                raised = error
         finally:
             compat.forget_reals(self.tracer.fake_mode)
             compat.forget_old_sources()
@@ -229,6 +235,14 @@ class CaptureRun:
                 raise CaptureFailed("SFX102", why, where, holds, raised=True) from raised
             finally:
                 del raised  # its traceback refers to this frame
+        if broken is not None:
+            holds = None
+            try:
+                with suppress(Exception):  # what is broken may be what the guard asks; each call tries again then
+                    holds = stop_guard(world, self.args, self.kwargs)
+                raise CaptureBroke(holds) from broken
+            finally:
+                del broken
         if refused is not None:
             try:
                 raise self._failure(refused, points) from refused

@@ -68,6 +68,18 @@ class StopGuard(NamedTuple):
     guards: tuple[Guard, ...]
 
 
+class CaptureBroke(Exception):
+    """An error of this library ended a capture; it is the cause of this one.
+
+    Attributes:
+        holds: guard that is true while another capture would end like this one; ``None`` if that is not known.
+    """
+
+    def __init__(self, holds: StopGuard | None) -> None:
+        super().__init__("internal error during a capture")
+        self.holds = holds
+
+
 class CaptureFailed(Exception):
     """A capture that stopped.
 
@@ -79,6 +91,7 @@ class CaptureFailed(Exception):
         points: instructions before which the step can be suspended instead, innermost first.
         raised: an exception came out of the step during the capture; the eager step may raise the same.
         without_break: why the step could not be split around the instruction either, if that was tried.
+        of_backend: the step was captured, but its graph could not be compiled.
     """
 
     def __init__(
@@ -93,6 +106,7 @@ class CaptureFailed(Exception):
         super().__init__(reason)
         self.points = points
         self.without_break = ""
+        self.of_backend = False
         self.raised = raised
         self.code = code
         self.reason = reason

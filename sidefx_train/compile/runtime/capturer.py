@@ -14,7 +14,7 @@ import torch
 from sidefx_train.compile.capture.guards.specialization import Specialization
 from sidefx_train.compile.native import start_build
 from sidefx_train.compile.pipeline import capture_step, compile_capture, next_specialization
-from sidefx_train.compile.pipeline.captured import Captured, CaptureFailed
+from sidefx_train.compile.pipeline.captured import CaptureBroke, Captured, CaptureFailed
 from sidefx_train.compile.pipeline.entry import Entry
 from sidefx_train.compile.pipeline.run_context import Call, RunContext
 from sidefx_train.compile.runtime.describe import summary, user_location
@@ -95,11 +95,13 @@ class Capturer:
         except BackendError as error:
             if self._config.strict and not spec.has_symbolic_sizes:
                 raise
-            raise CaptureFailed("SFX201", error.reason, error.location, None) from error
+            stop = CaptureFailed("SFX201", error.reason, error.location, None)
+            stop.of_backend = True
+            raise stop from error
         except Exception as error:
             if os.environ.get("SIDEFX_DEBUG"):
                 traceback.print_exc()
-            raise CaptureFailed("SFX204", summary(error), user_location(error), None, raised=True) from error
+            raise _internal_failure(error) from error.__cause__ if isinstance(error, CaptureBroke) else error
 
     def _or_otherwise(self, attempt: Callable[[Specialization], _Result]) -> _Result:
         """Calls ``attempt`` with the current specialization; if the backend refuses what was captured, with others
@@ -148,3 +150,14 @@ class Capturer:
         captured = capture_step.capture(self._fn, *call, self._name, spec, in_parts, in_order)
         self._other = next_specialization.after_refusal(captured.specialization, captured.traced)
         return compile_capture.partitioned(captured, self._config)
+
+
+def _internal_failure(error: Exception) -> CaptureFailed:
+    """Returns the failure that an error of this library is: one of a capture, or of the compilation of its graph."""
+    if not isinstance(error, CaptureBroke):
+        stop = CaptureFailed("SFX204", summary(error), user_location(error), None, raised=True)
+        stop.of_backend = True
+        return stop
+    cause = error.__cause__
+    assert cause is not None, "it was raised from another error"
+    return CaptureFailed("SFX204", summary(cause), user_location(cause), error.holds, raised=True)

@@ -308,8 +308,6 @@ class CompiledStep:
             if isinstance(entry, CaptureFailed) or entry.captured.suspension is not None:
                 quiet.close()  # the program's own code runs
             if isinstance(entry, CaptureFailed):
-                if entry.code == "SFX201":
-                    self._limits.add_backend_failure(entry)
                 return self._fallback.run(entry, call)
             self._limits.backend_failures = 0
             try:
@@ -369,6 +367,8 @@ class CompiledStep:
         if isinstance(outcome, CaptureFailed):
             if outcome.code != FIRST_STEP:
                 self._limits.add_stop(outcome)
+            if outcome.of_backend:
+                self._limits.add_backend_failure(outcome)
             return outcome
         if missed is not None:
             self._report.record_recapture(*missed, time.perf_counter() - began)

@@ -75,3 +75,35 @@ def test_an_error_where_the_whole_step_was_asked_for(kind):
     with pytest.raises(SideFXError, match="SFX109"):
         call(*given)
     assert seen.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("use", ["written", "differentiated", "asked"])
+def test_views_made_in_no_grad_mode(use):
+    """Torch calls such a view of a parameter a leaf that requires a gradient, and gives it none."""
+
+    def world():
+        weight = torch.nn.Parameter(torch.ones(2, 3))
+        with torch.no_grad():
+            flat = weight.view(-1)
+
+        def step(x):
+            if use == "asked":
+                return flat.requires_grad, flat.is_leaf, (flat * 2).requires_grad
+            loss = ((flat.view(2, 3) if use == "differentiated" else weight) * x * weight).sum()
+            loss.backward()
+            gradient, weight.grad = weight.grad, None
+            if use == "written":
+                with torch.no_grad():
+                    flat.sub_(gradient.view(-1), alpha=0.1)
+            return loss.detach(), flat.grad, gradient
+
+        return step, weight
+
+    (step, weight), (plain, wanted) = world(), world()
+    compiled = sidefx_train.compile(step, backend="eager")
+    for value in (1.0, 2.0, 3.0):
+        x = torch.full((2, 3), value)
+        assert str(compiled(x)) == str(plain(x))
+        assert torch.equal(weight, wanted)
+    report = compiled.report()
+    assert {found.code for found in report.breaks} == {"SFX109"}, str(report)

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import sidefx_train
-from sidefx_train.errors import GraphBreakError, SideFXWarning
+from sidefx_train.errors import BackendError, GraphBreakError, SideFXWarning
 from tests.support.parity import Program, batches, classifier, mlp, parity, photograph, same
 
 HERE = "test_fallback_and_errors.py"
@@ -536,3 +536,55 @@ def test_a_storage_made_of_another_by_a_class_of_the_step():
     with pytest.warns(SideFXWarning, match="creates a storage from another one"):
         assert compiled() == 5
     assert compiled() == 5
+
+
+@pytest.mark.parametrize("handles", [False, True])
+def test_an_internal_error_is_not_repeated_while_what_it_read_is_the_same(handles, monkeypatch):
+    attempts = []
+
+    def broken(*args, **kwargs):
+        attempts.append(args)
+        raise AssertionError("a fault of the compiler")
+
+    monkeypatch.setattr("sidefx_train.compile.pipeline.capture_step.collect", broken)
+    scale = types.SimpleNamespace(value=2.0)
+
+    def step(x):
+        factor = scale.value
+        if handles:
+            try:
+                raise ValueError
+            except ValueError:
+                return x * factor
+        return x * factor
+
+    compiled = sidefx_train.compile(step, backend="eager", warmup="now")
+    counts = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SideFXWarning)
+        for value in (2.0, 2.0, 2.0, 3.0, 3.0):
+            scale.value = value
+            assert torch.equal(compiled(torch.ones(2)), step(torch.ones(2)))
+            counts.append(len(attempts))
+    assert counts[0] == counts[2] < counts[3] == counts[4], counts
+    assert {found.code for found in compiled.report().breaks} == {"SFX204"}
+
+
+@pytest.mark.parametrize("warmup", ["now", "background"])
+@pytest.mark.parametrize(
+    "error", [BackendError("SFX201", "refused"), AssertionError("a fault of the compiler")], ids=repr
+)
+def test_a_graph_that_cannot_be_compiled_is_tried_twice(error, warmup, monkeypatch):
+    attempts = []
+
+    def broken(*args, **kwargs):
+        attempts.append(args)
+        raise error
+
+    monkeypatch.setattr("sidefx_train.compile.pipeline.compile_capture.partitioned", broken)
+    compiled = sidefx_train.compile(lambda x: x * 2, warmup=warmup)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SideFXWarning)
+        for _ in range(6):
+            assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
+    assert len(attempts) == 2

@@ -61,6 +61,9 @@ def tensor_shadow(heap: ShadowTableAPI, real: torch.Tensor, source: Source) -> A
         heap.refuse("SFX109", f"{source.label} is a view of a nested tensor")
     if real._base is not None and compat.storage_address(real._base) != compat.storage_address(real):
         heap.refuse("SFX109", f"{source.label} is a view whose storage was replaced (.data)")
+    if real._base is not None and real.is_leaf and real.requires_grad and not _accumulates(real):
+        reason = "a view of a leaf, made in no_grad mode, which gets no gradient although it requires one"
+        heap.refuse("SFX109", f"{source.label} is {reason}")
     address = compat.storage_address(real)
     for other in heap.memory.replaced():
         if other.real is real._base or (compat.storage_address(other.real) == address and other.resized):
@@ -101,6 +104,11 @@ def tensor_shadow(heap: ShadowTableAPI, real: torch.Tensor, source: Source) -> A
     if source.label in heap.specialization.views_needing_base and real._base is not None:
         heap.shadow(real._base, heap.sources.slot(place, "_base"))
     return fake
+
+
+def _accumulates(real: torch.Tensor) -> bool:
+    with compat.real_world():
+        return compat.accumulates(real)
 
 
 def _is_held(heap: ShadowTableAPI, real: torch.Tensor, source: Source) -> bool:

@@ -33,6 +33,9 @@ _WAIT = 8
 _MAX_BACKEND_FAILURES = 2
 """Number of backend failures after which the step runs eagerly for good: each takes as long as a success."""
 
+_MET = 1024
+"""Number of the latest such values that are remembered."""
+
 
 class CaptureLimits:
     """The limits of one step.
@@ -57,7 +60,7 @@ class CaptureLimits:
         self._equal_stops = self._left_out = 0
         self._unused = self._waited = self._replays_before = 0
         self._changing = ""
-        self._met: set[str] = set()
+        self._met: dict[str, None] = {}
 
     @property
     def backend_stop(self) -> CaptureFailed | None:
@@ -143,7 +146,9 @@ class CaptureLimits:
         again = missed.new in self._met and "..." not in missed.new  # a long text is shown in part
         most = 0 if self._unused < _UNUSED or again else _WAIT ** (self._unused - _UNUSED + 1)
         if self._waited < most:
-            self._met.add(missed.new)
+            self._met[missed.new] = None
+            if len(self._met) > _MET:
+                del self._met[next(iter(self._met))]
             self._waited += 1
             reason = f"no capture for a value of {missed.label} has been replayed: others wait until they come again"
             return CaptureFailed("SFX203", reason, missed.location, None)

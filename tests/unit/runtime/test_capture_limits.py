@@ -52,6 +52,13 @@ def test_values_that_do_not_come_again_wait():
     assert found.waits(missed("y", new="1"), 6) is None, "another value changes"
 
 
+def test_values_that_never_come_again_are_forgotten():
+    found = limits(recapture_limit=10**6)
+    for i in range(5000):
+        found.waits(missed("x", new=str(i)), 0)
+    assert len(found._met) == 1024 and "4999" in found._met
+
+
 def test_long_values_that_are_shown_in_part_wait():
     """Regression: two contents of a growing cache looked equal, so each seemed to have come again."""
     found = limits()

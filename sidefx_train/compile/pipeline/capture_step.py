@@ -216,7 +216,7 @@ class CaptureRun:
             if other is not None:
                 return other
             points, refused = self._stop_points(stop), stop
-        except BackendError:
+        except (CaptureFailed, BackendError):
             raise
         except Exception as error:
             if world.last_error is None or world.last_error[0] is not error:

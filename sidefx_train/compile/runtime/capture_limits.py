@@ -23,18 +23,8 @@ _EQUAL_STOPS = 4
 """Number of captures that stopped at one line until the next ones are tried more and more seldom: another value of what
 they read has not helped."""
 
-_UNUSED = 4
-"""Number of captures for values of one number, none of which has been replayed, until calls with a new value are left
-to eager: it may not come again, and compiling takes as long as hundreds of small steps."""
-
-_WAIT = 8
-"""Number of such calls until the next capture, and how many times as many it is after each further one."""
-
 _MAX_BACKEND_FAILURES = 2
 """Number of backend failures after which the step runs eagerly for good: each takes as long as a success."""
-
-_MET = 1024
-"""Number of the latest such values that are remembered."""
 
 
 class CaptureLimits:
@@ -58,9 +48,6 @@ class CaptureLimits:
         self._explained: list[tuple[CaptureFailed, str]] = []
         self._replays = self._misses = self._pause = self._paused = 0
         self._equal_stops = self._left_out = 0
-        self._unused = self._waited = self._replays_before = 0
-        self._changing = ""
-        self._met: dict[str, None] = {}
 
     @property
     def backend_stop(self) -> CaptureFailed | None:
@@ -126,34 +113,6 @@ class CaptureLimits:
         """Counts a call that has not tried the entries; returns True if the next one is to try them."""
         self._paused -= 1
         return self._paused <= 0
-
-    def waits(self, missed: Missed | None, replays: int) -> CaptureFailed | None:
-        """Returns why a call is left to eager that may be captured; ``None`` if it is to be captured now.
-
-        After a few captures for values of one number of which none has been replayed, a value is captured when it comes
-        again, or after more and more calls.
-
-        Args:
-            missed: why the newest entry missed.
-            replays: number of calls replayed so far, with the first run of each capture.
-        """
-        if missed is None or self._config.strict or self._config.dynamic is False:
-            return None
-        if missed.label != self._changing or replays > self._replays_before + 1:
-            self._changing, self._unused, self._waited = missed.label, 0, 0
-            self._met.clear()
-        self._replays_before = replays
-        again = missed.new in self._met and "..." not in missed.new  # a long text is shown in part
-        most = 0 if self._unused < _UNUSED or again else _WAIT ** (self._unused - _UNUSED + 1)
-        if self._waited < most:
-            self._met[missed.new] = None
-            if len(self._met) > _MET:
-                del self._met[next(iter(self._met))]
-            self._waited += 1
-            reason = f"no capture for a value of {missed.label} has been replayed: others wait until they come again"
-            return CaptureFailed("SFX203", reason, missed.location, None)
-        self._unused, self._waited = self._unused + 1, 0
-        return None
 
     def _is_reached(self) -> bool:
         limit = self._config.recapture_limit

@@ -295,9 +295,6 @@ class CompiledStep:
         stop = self._limits.reached(missed)
         if stop is not None:
             return self._fallback.run(stop, call, key=(stop.code, missed.label if missed else ""))
-        unused = self._limits.waits(missed, self._report.replays + self._hits)
-        if unused is not None:
-            return self._fallback.run(unused, call, key=(unused.code, missed.label if missed else ""))
         return self._capture_in_background(missed, call) if in_background else self._capture_now(missed, call)
 
     def _capture_now(self, missed: Missed | None, call: Call) -> Any:

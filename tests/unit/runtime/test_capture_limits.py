@@ -39,55 +39,6 @@ def test_the_first_reason_for_a_value_stays():
     assert found.reached(missed("y")).reason not in reasons
 
 
-def test_values_that_do_not_come_again_wait():
-    """Regression: a step of changing lengths, each of which needs a graph of its own, was compiled 16 times."""
-    found = limits()
-    assert [found.waits(missed("x", new=str(i)), i) for i in range(4)] == [None] * 4
-    waiting = [found.waits(missed("x", new=str(i)), 4) for i in range(4, 12)]
-    assert {stop.code for stop in waiting} == {"SFX203"}
-    assert found.waits(missed("x", new="12"), 4) is None, "one is captured after 8"
-    assert found.waits(missed("x", new="13"), 5) is not None
-    assert found.waits(missed("x", new="13"), 5) is None, "it has come again"
-    assert found.waits(missed("x", new="14"), 6) is not None
-    assert found.waits(missed("y", new="1"), 6) is None, "another value changes"
-
-
-def test_values_that_never_come_again_are_forgotten():
-    found = limits(recapture_limit=10**6)
-    for i in range(5000):
-        found.waits(missed("x", new=str(i)), 0)
-    assert len(found._met) == 1024 and "4999" in found._met
-
-
-def test_long_values_that_are_shown_in_part_wait():
-    """Regression: two contents of a growing cache looked equal, so each seemed to have come again."""
-    found = limits()
-    assert [found.waits(missed("cache", new="[0, 1..."), i) for i in range(4)] == [None] * 4
-    assert all(found.waits(missed("cache", new="[0, 1..."), 4) is not None for _ in range(8))
-    assert found.waits(missed("cache", new="[0, 1..."), 4) is None
-
-
-def test_no_value_waits_while_captures_are_replayed_or_the_options_ask_for_errors():
-    found = limits()
-    assert [found.waits(missed("x", new=str(i)), 2 * i) for i in range(20)] == [None] * 20
-    found = limits(on_failure="raise")
-    assert [found.waits(missed("x", new=str(i)), i) for i in range(20)] == [None] * 20
-
-
-def test_a_step_of_changing_lengths():
-    def step(x):
-        return sum(row * k for k, row in enumerate(x))
-
-    compiled = sidefx_train.compile(step, backend="eager", keep_slower=True)
-    for length in (*range(2, 20), 19, 19):
-        x = torch.randn(length, 3)
-        assert torch.equal(compiled(x), step(x))
-    report = compiled.report()
-    assert len(report.captures) < 10 and report.calls == 20
-    assert report.calls == report.replays + report.fallback_count
-    assert {record.code for record in report.fallbacks} == {"SFX203"}
-
-
 def test_failed_captures():
     found = limits(recapture_limit=2)
     for i in range(8):

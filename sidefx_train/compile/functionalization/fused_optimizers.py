@@ -36,13 +36,11 @@ def _wide(*tensors: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _unscale(grad: torch.Tensor, grad_scale: Any, maximize: bool) -> torch.Tensor:
+    (wide,) = _wide(grad)
     if grad_scale is not None:
-        stored = grad
-        (grad,) = _wide(grad)
-        grad = grad / grad_scale
-        stored.copy_(grad)
-    (grad,) = _wide(grad)
-    return -grad if maximize else grad
+        wide = wide / grad_scale
+        grad.copy_(wide)
+    return -wide if maximize else wide
 
 
 def _commit(target: torch.Tensor, value: torch.Tensor, found_inf: Any) -> None:

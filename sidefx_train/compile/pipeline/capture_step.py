@@ -200,7 +200,7 @@ class CaptureRun:
 
         Raises:
             CaptureFailed: the step cannot be captured.
-            CaptureBroke: an error of this library.
+            CaptureBroke: any other exception came out of the run.
         """
         began = time.perf_counter()
         refused: Unsupported | None = None

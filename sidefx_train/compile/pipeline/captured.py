@@ -69,14 +69,14 @@ class StopGuard(NamedTuple):
 
 
 class CaptureBroke(Exception):
-    """An error of this library ended a capture; it is the cause of this one.
+    """An exception that no stop explains ended a capture: an error of this library, or the step's own. It is the cause.
 
     Attributes:
         holds: guard that is true while another capture would end like this one; ``None`` if that is not known.
     """
 
     def __init__(self, holds: StopGuard | None) -> None:
-        super().__init__("internal error during a capture")
+        super().__init__("a capture ended with an exception")
         self.holds = holds
 
 

@@ -153,7 +153,7 @@ class Capturer:
 
 
 def _internal_failure(error: Exception) -> CaptureFailed:
-    """Returns the failure that an error of this library is: one of a capture, or of the compilation of its graph."""
+    """Returns the failure that an unexpected exception is: of a capture, or of the compilation of its graph."""
     if not isinstance(error, CaptureBroke):
         stop = CaptureFailed("SFX204", summary(error), user_location(error), None, raised=True)
         stop.of_backend = True

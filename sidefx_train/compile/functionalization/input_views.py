@@ -29,12 +29,26 @@ def refuse_unsupported(traced: TracedGraph) -> None:
                 raise BackendError("SFX201", f"{name} resizes the tensor that it writes to")
             if any(_shows_elements_twice(written) for written in written_args(node)):
                 raise BackendError("SFX201", f"{name} writes to a part of an expanded view")
+            if any(_leaves_out_elements(written) for written in written_args(node)):
+                raise BackendError("SFX201", f"{name} writes to windows that overlap or leave out elements")
 
 
 def _shows_elements_twice(node: fx.Node) -> bool:
     """Returns True for a view of an expanded view: functionalization would sum a write to it over the copies."""
     expanded = [each for each in way_up(node) if each.target is torch.ops.aten.expand.default]
     return any(isinstance(n, int) and n == 0 for each in expanded for n in each.meta["val"].stride())
+
+
+def _leaves_out_elements(node: fx.Node) -> bool:
+    """Returns True for a view of windows that overlap, or that some elements are in none of: functionalization would
+    set these to zero, and sum a write to those."""
+    for each in way_up(node):
+        if each.target is torch.ops.aten.unfold.default:
+            base, dim, size, step = each.args
+            length = base.meta["val"].shape[dim]  # type: ignore[union-attr]
+            if not all(type(n) is int for n in (length, size, step)) or size != step or length % step:
+                return True
+    return False
 
 
 def _resizes(node: fx.Node) -> bool:

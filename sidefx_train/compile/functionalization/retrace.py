@@ -7,7 +7,7 @@ result that the runner copies. Number arguments become 0-dim tensors (``tensor_s
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +33,6 @@ from sidefx_train.compile.functionalization.tensor_scalar_ops import (
     call_with_scalars,
     has_tensor_scalar,
 )
-from sidefx_train.compile.graph.alias_analysis import Aliases
 from sidefx_train.compile.graph.artifacts import SyntheticBase, TracedGraph, is_scalar
 from sidefx_train.compile.graph.devices import accelerator_of
 from sidefx_train.compile.graph.fx_utils import written_args
@@ -123,7 +122,6 @@ class Retracer:
         self.options = options
         self.tracer = compat.new_proxy_tracer()
         self.env: dict[fx.Node, Any] = {}
-        self._written: set[fx.Node] | None = None
         self.feeds: list[str] = []
         self.packed: list[str] = []
         self.fakes: dict[fx.Node, torch.Tensor] = {}
@@ -413,11 +411,11 @@ class Retracer:
         with compat.no_recording():  # of the comparison
             if stride == tuple(captured.stride()):
                 return value
-        if self._written is None:
-            aliases = Aliases(self.traced.module.graph)
-            written = {root for each in self.traced.module.graph.nodes for root in aliases.writes(each)}
-            self._written = {each for each, roots in aliases.roots.items() if roots & written}
-        return value if node in self._written else layouts.like_captured(value, stride, captured)
+        return value if self._is_written(node) else layouts.like_captured(value, stride, captured)
+
+    def _is_written(self, node: fx.Node) -> bool:
+        """Returns True for a value in a storage that the step writes to."""
+        return not self.options.written.isdisjoint(self.options.roots[node])
 
     def _call(self, node: fx.Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if is_fused_update(node):
@@ -433,6 +431,8 @@ class Retracer:
             return batch_norm_with_changing_numbers(*args)
         if rule is not None:
             return rule(*args, **kwargs)
+        if target is aten.expand.default and self._is_written(node) and _keeps_elements(args[0], args[1]):
+            return _unexpanded(args[0], args[1])
         if target in layouts.DRAWS and not has_tensor_scalar((args, kwargs)):
             return layouts.drawn(target, args[0], node.args[0].meta["val"], args[1:], kwargs)  # type: ignore[union-attr]
         if target is aten.view.default and self.options.channels_last:
@@ -613,6 +613,33 @@ def _static(layout: tuple[Any, Any, Any], source: str) -> Layout:
 
 _MADE_OF_NUMBER = (aten.scalar_tensor.default,)
 _SAME_NUMBER = (aten._to_copy.default, aten.detach.default, aten.alias.default, aten.clone.default)
+
+
+def _keeps_elements(x: torch.Tensor, sizes: Sequence[Any]) -> bool:
+    """Returns True if an expansion to some sizes shows each element once."""
+    new = len(sizes) - x.dim()
+    return all(_is_one(size) for size in sizes[:new]) and all(
+        _is_one(size) or _is_same(size, old) for size, old in zip(sizes[new:], x.shape, strict=True)
+    )
+
+
+def _unexpanded(x: torch.Tensor, sizes: Sequence[Any]) -> torch.Tensor:
+    """Returns a view in place of such an expansion: of a write to one, functionalization adds the difference, which
+    rounds, and is NaN where an infinity was."""
+    new = len(sizes) - x.dim()
+    own = [aten.sym_size.int(x, i) if type(size) is int and size == -1 else size for i, size in enumerate(sizes[new:])]
+    return aten.view.default(x, [*sizes[:new], *own])  # type: ignore[no-any-return]
+
+
+def _is_one(size: Any) -> bool:
+    return type(size) is int and size == 1
+
+
+def _is_same(size: Any, old: Any) -> bool:
+    """Returns True for the size that a dimension has, without asking what symbols stand for."""
+    if type(size) is int:
+        return size == -1 or (type(old) is int and size == old)
+    return type(old) is not int and bool(size.node.expr == old.node.expr)
 
 
 def _used_on(node: fx.Node, device: torch.device) -> set[fx.Node]:

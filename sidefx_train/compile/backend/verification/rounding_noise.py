@@ -33,6 +33,21 @@ _SUMS = frozenset(
 )  # fmt: skip
 """Operators whose results, if smaller than an argument, are sums of it, not means."""
 
+_KEEPING_SIGN = frozenset(
+    f"aten::{name}"
+    for name in ("mul", "div", "pow", "square", "sqrt", "exp", "sigmoid", "_softmax", "linalg_vector_norm")
+)
+"""Operators whose result, if no element is negative, has none in any order of operations, and the same zeros."""
+
+_MEANS = frozenset(
+    f"aten::{name}"
+    for name in (
+        "sum", "mean", "cumsum", "avg_pool1d", "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d",
+        "_adaptive_avg_pool3d",
+    )
+)  # fmt: skip
+"""Operators of which the same is true if no element of their argument is negative."""
+
 _STATISTICS = ("running_mean", "running_var")
 """Arguments that operators write to although their schema does not say so."""
 
@@ -111,7 +126,12 @@ class Noisy(fx.Interpreter):
         sizes = torch.nan_to_num(plain.detach().abs(), 0.0, 0.0)
         wide = sizes if sizes.dtype not in _ROUNDINGS else sizes.float()
         wide = wide.mul_(eps * roundings).add_(eps * roundings * _rms(plain) + eps * terms.of(tensor))
-        plain.add_(wide.mul_(self._noise.like(wide)).to(plain.dtype))
+        noise = wide.mul_(self._noise.like(wide)).to(plain.dtype)
+        if terms.keep_sign and (side := _side(plain)):
+            half = plain.detach() / 2
+            noise = torch.maximum(noise, -half) if side > 0 else torch.minimum(noise, -half)
+            noise.masked_fill_(plain == 0, 0)
+        plain.add_(noise)
 
 
 class _Noise:
@@ -139,12 +159,17 @@ class _Terms:
 
     Adding ``n`` terms one after the other has an error of up to about ``n`` roundings of their size. A derivative may
     cancel internally too: that of GELU far from zero is the rounding error of the gradient.
+
+    Attributes:
+        keep_sign: a result of one sign keeps it, and its zeros, in any order of operations.
     """
 
     def __init__(self, target: Any, floats: list[torch.Tensor]) -> None:
         self._most = max(tensor.numel() for tensor in floats)
         self._size = max(map(_rms, (tensor for tensor in floats if tensor.numel() == self._most)))
-        self._adds = target._schema.name in _SUMS
+        name = target._schema.name
+        self._adds = name in _SUMS
+        self.keep_sign = name in _KEEPING_SIGN or (name in _MEANS and _side(floats[0]) != 0)
         first = floats[0]
         backward = target._schema.name.endswith("_backward")
         self._gradient = _OTHERS * _rms(first) if backward and first.dtype not in _ROUNDINGS else 0.0
@@ -161,6 +186,14 @@ def _written(target: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     schema = target._schema.arguments
     pairs = [*zip(schema, args, strict=False), *((each, kwargs[each.name]) for each in schema if each.name in kwargs)]
     return [tensor for each, value in pairs if each.is_write or each.name in _STATISTICS for tensor in _tensors(value)]
+
+
+def _side(tensor: torch.Tensor) -> int:
+    """Returns 1 if no element is negative, -1 if none is positive; 0 for other tensors."""
+    if tensor.is_complex() or tensor.numel() == 0:
+        return 0
+    least, most = (float(bound) for bound in torch.aminmax(tensor.detach()))
+    return 1 if least >= 0 else -1 if most <= 0 else 0
 
 
 def _rms(tensor: torch.Tensor) -> float:

@@ -21,7 +21,7 @@ import torch
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.callbacks.training_step import Lightning
-from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue
+from sidefx_train.compile.capture.shadows.deferred_values import DeferredArray, DeferredValue
 from sidefx_train.compile.capture.world.native_call_facts import first_line
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
@@ -194,6 +194,8 @@ def _samples(world: Any, value: Any) -> Any:
         return torch.zeros(sizes, dtype=value.dtype, device=value.device)
     if isinstance(value, compat.SYMBOLS):
         return 1.0 if compat.is_unbacked(value) else compat.hint_of(value)
+    if isinstance(value, DeferredArray):
+        return value.sample
     if isinstance(value, DeferredValue):
         raise _Unknown
     record = world.heap.record_of(value)

@@ -12,6 +12,7 @@ from sidefx_train.compile.capture.guards.guard import Guard, TensorFacts
 from sidefx_train.compile.capture.guards.native_check import split
 from sidefx_train.compile.capture.guards.python_check import failing
 from sidefx_train.compile.capture.guards.source import Source
+from sidefx_train.compile.common.host_programs import OF_NUMPY
 from sidefx_train.compile.graph.artifacts import Executable
 from sidefx_train.compile.residual.generate import MISS, link
 
@@ -27,7 +28,7 @@ class Changes(NamedTuple):
 
     Attributes:
         sizes: (label, dimension) of every tensor that misses by its size alone.
-        numbers: numbers, also in tuples and slices, and lengths of lists.
+        numbers: numbers, also of NumPy, also in tuples and slices, and lengths of lists.
         lists: lists that are longer than in the capture.
         texts: strings, and tuples of strings, and how many differ in each.
         iterators: iterators that are at another place.
@@ -122,7 +123,7 @@ def changed_values(
         elif guard.kind == "equal" and type(found) is type(guard.value):
             if _is_text(found) and _is_text(guard.value):
                 changes.texts[label] = _differing(guard.value, found)
-            elif type(found) in (int, float, tuple, slice):
+            elif type(found) in (int, float, tuple, slice, *OF_NUMPY):
                 changes.numbers.update(_changed(label, guard.value, found))
         elif guard.kind == "length" and type(found) is int:
             changes.numbers.add(f"{label}.__len__()")

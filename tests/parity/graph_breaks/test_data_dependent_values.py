@@ -288,7 +288,7 @@ REFUSED = [
     (compare_tensors, "SFX101", VALUE),
     (look_inside, "SFX101", f"_operator.contains {LATER}"),
     (as_keys, "SFX106", "Tensor.tolist needs values that exist only when the graph runs"),
-    (as_array, "SFX106", "FakeTensor.numpy needs values that exist only when the graph runs"),
+    (as_array, "SFX106", "computes mul of a value that is known only after the step"),
 ]
 
 

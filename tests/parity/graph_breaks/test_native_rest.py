@@ -147,8 +147,8 @@ def lists(state, loss):
 
 
 def makes_an_array(state, loss):
-    array = loss.detach().numpy()
-    state.seen += [float(array), array.shape, str(array.dtype)]
+    array = np.unique(loss.detach().numpy())
+    state.seen += [float(array[0]), array.shape, str(array.dtype)]
     return loss.detach()
 
 

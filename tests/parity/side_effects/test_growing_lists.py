@@ -46,7 +46,13 @@ def moving_window(x, log):
     return torch.stack(log).mean(), len(log)
 
 
-@pytest.mark.parametrize("step", [last_item, item_of_an_earlier_call, length], ids=lambda f: f.__name__)
+def added(x, log):
+    log += [x.sum().item(), x]
+    log += (x.mean().item(),)
+    return log[-1] + x
+
+
+@pytest.mark.parametrize("step", [last_item, item_of_an_earlier_call, length, added], ids=lambda f: f.__name__)
 def test_end_and_length_cost_no_capture(step):
     report = parity(program(step, start=[torch.ones(3)]), steps=30, captures=None)
     assert report.graph_count <= 3, [r.source for r in report.recaptures]
@@ -243,3 +249,22 @@ def test_shape_of_an_array_of_a_growing_list():
 
     report = parity(program(step, start=[1.0]), steps=20, captures=None, whole=False)
     assert len(report.captures) <= 9, f"{report}"
+
+
+class Adds:
+    """An object whose own method is asked before a list's."""
+
+    def __radd__(self, other):
+        return "added"
+
+
+@pytest.mark.parametrize(
+    "other", [lambda log: log, lambda log: Adds(), lambda log: torch.ones(2)], ids=["itself", "an object", "a tensor"]
+)
+def test_what_else_is_added_to_a_list(other):
+    def step(x, log):
+        kept = log
+        kept += other(log)
+        return x * 2, kept if type(kept) is not list else len(kept)
+
+    parity(program(step, start=(1.0, 2.0)), steps=3, captures=None)

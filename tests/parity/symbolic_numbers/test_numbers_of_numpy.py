@@ -84,6 +84,22 @@ def test_an_attribute_that_a_step_multiplies():
     assert len(compiled.report().captures) <= 3
 
 
+def test_numbers_that_change_together_cost_one_capture():
+    def of(kept):
+        def step(x):
+            for name in "abc":
+                kept[name] = kept.get(name, 0) + x.sum().numpy().sum()
+            return x * 2
+
+        return step
+
+    plain, captured = {}, {}
+    step, compiled = of(plain), sidefx_train.compile(of(captured), backend="eager")
+    for call in range(6):
+        assert compiled(X + call).equal(step(X + call)) and repr(captured) == repr(plain)
+    assert len(compiled.report().captures) <= 3
+
+
 @pytest.mark.parametrize("step", [lambda t: X * (np.float32(t) * 0.1), lambda n: torch.tensor(np.int64(n * 10)) * X])
 def test_under_inductor(step):
     compiled = sidefx_train.compile(step, backend="inductor", keep_slower=True)

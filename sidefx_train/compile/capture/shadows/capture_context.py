@@ -49,6 +49,7 @@ class CaptureContext(ABC):
     host_reads: Any
     computed_numbers: Any
     computed_objects: Any
+    deferred_arrays: Any
     queries: Any
 
     @abstractmethod

@@ -58,6 +58,39 @@ for _name in _LOOKING_IN:
     setattr(DeferredValue, f"__{_name}__", _stopping(_name))
 
 
+class DeferredArray(DeferredValue):
+    """An array of NumPy over a tensor's memory, or what pure functions make of one: the epilogue computes it.
+
+    Args:
+        fn: the callable: ``torch.Tensor.numpy``, or a function of arrays and numbers.
+        args: its arguments; the tensor itself for ``torch.Tensor.numpy``.
+        kwargs: its keyword arguments.
+        sample: a value of the same class, dtype and shape.
+        exact: the shape is the same at every call.
+        is_view: it is memory of a tensor, or a view of another array.
+        place: makes the call on behalf of the program's line, which a warning of NumPy's names.
+    """
+
+    __slots__ = ("exact", "is_view", "place", "sample")
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        sample: Any,
+        exact: bool,
+        *,
+        is_view: bool = False,
+        place: Place | None = None,
+    ) -> None:
+        super().__init__(fn, args, kwargs)
+        self.sample = sample
+        self.exact = exact
+        self.is_view = is_view
+        self.place = place
+
+
 class DeferredResult(DeferredValue):
     """Result of a deferred call."""
 

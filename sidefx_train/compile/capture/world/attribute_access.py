@@ -21,7 +21,7 @@ from sidefx_train.compile.capture.shadows.containers.instance_dicts import (
 )
 from sidefx_train.compile.capture.shadows.containers.iterators import NativeIterator
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord
-from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue
+from sidefx_train.compile.capture.shadows.deferred_values import DeferredArray, DeferredValue
 from sidefx_train.compile.capture.shadows.definition_tracking import IMMUTABLE_CLASS
 from sidefx_train.compile.capture.shadows.factories import PartialRecord
 from sidefx_train.compile.capture.shadows.objects import weak_references
@@ -102,6 +102,8 @@ class Attributes:
             if shown is not None:
                 return shown.cls
             return torch.nn.Parameter if safe_isinstance(obj, torch.nn.Parameter) else torch.Tensor
+        if cls is DeferredArray:
+            return type(obj.sample)
         if cls is DeferredValue:  # one that passes through has a record
             record = self.heap.record_of(obj)
             return str if record is None else type(record.real)
@@ -344,9 +346,14 @@ class Attributes:
             self.heap.guard("equal", sources.call(sources.const(ask, f"{cls.__qualname__}.__flags__")), ask())
         return cls.__flags__
 
+    def _of_deferred(self, obj: DeferredValue, name: str) -> Any:
+        if type(obj) is DeferredArray:
+            return self.world.deferred_arrays.attribute(obj, name)
+        return self.world.computed_objects.attribute(obj, name) if type(obj) is DeferredValue else ABSENT
+
     def override_getattr(self, obj: Any, name: str) -> Any:
         if issubclass(type(obj), DeferredValue):
-            found = self.world.computed_objects.attribute(obj, name) if type(obj) is DeferredValue else ABSENT
+            found = self._of_deferred(obj, name)
             if found is not ABSENT:
                 return found
             self.heap.refuse("SFX106", f"reads .{name} of a value that is known only after the step")

@@ -77,6 +77,7 @@ class Interception:
             self._weak_reference,
             self._number_or_text,
             self._printed_or_deferred,
+            self._of_deferred_array,
             self._fact_of_process,
             self._context_or_lock,
             self._cached_or_contained,
@@ -220,6 +221,9 @@ class Interception:
 
     def _number_or_text(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Converts numbers, and makes strings of values that are known only after the graph."""
+        found = self.world.deferred_arrays.call(fn, args, kwargs)
+        if found is not ABSENT:
+            return found
         found = self.world.computed_objects.call(fn, args, kwargs)
         if found is not ABSENT:
             return found
@@ -263,6 +267,10 @@ class Interception:
                     self.heap.refuse("SFX103", f"writes to {own}, which may read what the step changes")
         self.world.defer(fn, args, kwargs)
         return None
+
+    def _of_deferred_array(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.world.deferred_arrays.refuse_to_library(fn, args, kwargs)
+        return ABSENT
 
     def _check_own_code(self, logger: logging.Logger | None) -> None:
         """Refuses to defer a warning, or a record of a logger, that the program's own code handles."""

@@ -18,11 +18,13 @@ from sidefx_train.compile.capture.recording import symbolic_indexing
 from sidefx_train.compile.capture.shadows.containers.iterators import NativeIterator
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
 from sidefx_train.compile.capture.shadows.deferred_values import (
+    DeferredArray,
     DeferredValue,
     join_text,
     percent,
 )
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
+from sidefx_train.compile.capture.shadows.records import Record
 from sidefx_train.compile.capture.world.deferred.argument_snapshot import deferred_string
 from sidefx_train.compile.capture.world.deferred.deferred_strings import as_shown, deferred_in
 from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
@@ -85,6 +87,10 @@ class Operators:
             return deferred_string(self.world, operator.add, args) if any(map(_is_text, args)) else ABSENT
         for value in args[:2] if name == "setitem" else args:  # any value may be stored
             if issubclass(type(value), DeferredValue):
+                if any(type(each) is DeferredArray for each in args):
+                    made = self.world.deferred_arrays.operator(name, args)
+                    if made is not ABSENT:
+                        return made
                 function = builtin_methods.OPERATORS.get(name)
                 found = ABSENT if function is None else self.world.computed_objects.call(function, args, {})
                 if found is not ABSENT:
@@ -110,6 +116,9 @@ class Operators:
             item = record.at(args[1]) if type(args[1]) is int else record.at_changing(args[1])
             if item is not ABSENT:
                 return item
+        if name == "iadd" and _extends(record, args):
+            args[0].extend(self.interp.iterate(args[1]))
+            return first
         if name == "getitem" and safe_isinstance(record, ListRecord) and type(args[1]) is slice:
             part = record.part(args[1])
             if part is not ABSENT:
@@ -277,6 +286,14 @@ class Operators:
             found = "hidden"
         self.check_hidden(method, found)
         return deferred_string(self.world, repr, (shown,))
+
+
+def _extends(record: Record | None, args: tuple[Any, ...]) -> bool:
+    """Returns True for a list to which items are added; what another class than a list or tuple defines is asked
+    first."""
+    if not safe_isinstance(record, ListRecord) or record.shadow is not args[0] or not record.plain:
+        return False
+    return type(args[1]) in (list, tuple) and args[1] is not args[0]
 
 
 def _decides(value: Any, name: str) -> bool:

@@ -32,6 +32,7 @@ from sidefx_train.compile.capture.world.branches import Branches
 from sidefx_train.compile.capture.world.call_handling import Calls
 from sidefx_train.compile.capture.world.deferred import deferred_warnings
 from sidefx_train.compile.capture.world.deferred.deferral import Deferral
+from sidefx_train.compile.capture.world.deferred.deferred_arrays import DeferredArrays
 from sidefx_train.compile.capture.world.inlining_policy import TraceRulesPolicy
 from sidefx_train.compile.capture.world.interception import Interception
 from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
@@ -89,6 +90,7 @@ class TraceWorld(CaptureWorldAPI):
         host_reads: values of inputs that the step reads in Python.
         computed_numbers: results of C code that is called on numbers that change.
         computed_objects: strings, decimals and the like that C code makes of such numbers.
+        deferred_arrays: arrays of NumPy over tensors of the step, and what it computes of them.
         warns: code that has called ``warnings.warn``.
         class_views: namespaces of classes that the program holds, with the class.
         last_error: the exception that C code raised last, with the callable and the user's line.
@@ -164,6 +166,7 @@ class TraceWorld(CaptureWorldAPI):
         tracer.size_of, tracer.count_before = self.host_reads.size_of, self.host_reads.count
         self.computed_numbers = ComputedNumbers(self)
         self.computed_objects = ComputedObjects(self)
+        self.deferred_arrays = DeferredArrays(self)
         self.warns: frozenset[types.CodeType] = frozenset()
         self.caches = Caches(self)
         self.deferred: list[DeferredCall] = []

@@ -9,7 +9,7 @@ import torch
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.frame_objects import Place
-from sidefx_train.compile.capture.shadows.deferred_values import DeferredCall, DeferredValue, TraceKey
+from sidefx_train.compile.capture.shadows.deferred_values import DeferredArray, DeferredCall, DeferredValue, TraceKey
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
 from sidefx_train.compile.residual.reconstruct.functions import bound_method, keywords
@@ -38,7 +38,8 @@ def write_call(rebuilder: Reconstruction, deferred: DeferredCall) -> None:
 
 def deferred_value(rebuilder: Reconstruction, value: DeferredValue) -> str:
     """Returns a value that is computed after the graph."""
-    made = call(rebuilder, value.fn, value.args, value.kwargs)
+    place = value.place if safe_isinstance(value, DeferredArray) else None
+    made = call(rebuilder, value.fn, value.args, value.kwargs, place)
     if value.dtype is None:
         return rebuilder.remember(value, made)
     name = rebuilder.writer.fresh("r")

@@ -132,6 +132,7 @@ RULES: tuple[tuple[Test, Build], ...] = (
     (_is_a(*compat.SYMBOLS), tensors.number),
     (_is_a(TensorSnapshot), tensors.snapshot),
     (_is_a(DeferredValue), deferred.deferred_value),
+    (_is_a(np.dtype), _same_object),
     # objects that the step created
     (_is_a(tuple), containers.new_tuple),
     (_is_a(frozenset), containers.new_set),

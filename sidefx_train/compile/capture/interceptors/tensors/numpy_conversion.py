@@ -1,4 +1,4 @@
-"""Tensors made from NumPy arrays: the array's memory is an input of the graph, read at every call."""
+"""Tensors made from NumPy arrays, whose memory is an input of the graph, read at every call; arrays of tensors."""
 
 from __future__ import annotations
 
@@ -95,3 +95,8 @@ def _tensor(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     target = {name: kwargs[name] for name in ("dtype", "device") if kwargs.get(name) is not None}
     copy = _tensor_over(world, record).detach().clone().to(**{"device": torch.get_default_device(), **target})
     return copy.requires_grad_(kwargs.get("requires_grad", False))
+
+
+@registry.intercept(torch.Tensor.numpy)
+def _numpy(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return ABSENT if len(args) != 1 or kwargs else world.deferred_arrays.of_tensor(args[0])

@@ -10,6 +10,7 @@ import torch
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.shadows.deferred_values import (
+    DeferredArray,
     DeferredResult,
     DeferredValue,
     Shown,
@@ -151,6 +152,8 @@ def _sample(value: Any, number: float) -> Any:
         return torch.full((1,) * value.fake.dim(), filled, dtype=value.fake.dtype)
     if safe_isinstance(value, DeferredResult):
         return ""
+    if safe_isinstance(value, DeferredArray):
+        return value.sample
     if safe_isinstance(value, DeferredValue):
         named = {name: _sample(item, number) for name, item in value.kwargs.items()}
         return value.fn(*(_sample(item, number) for item in value.args), **named)

@@ -37,7 +37,7 @@ def warn(world: CaptureContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     written = {} if record is None else record.values
     filters = written.get("filters", ABSENT)
     if filters is ABSENT or (record is not None and record.snapshot.get("filters") is filters):
-        if not any(name in written for name in ("showwarning", "_showwarnmsg_impl")):
+        if not any(name in written for name in _SHOWING):
             _raise_if_error(world, site, message, category)
             world.defer(site, (message, category, source), {})
             return
@@ -55,6 +55,16 @@ def warn(world: CaptureContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     world.interp.call(world.interp.getattr(warnings, "_showwarnmsg"), (note,), {})
 
 
+def sets_filters(world: CaptureContext) -> bool:
+    """Returns True while the step has changed which warnings are shown, or how."""
+    record = world.heap.namespaces.get(id(_SPACE))
+    if record is None:
+        return False
+    known, now = record.snapshot.get("filters"), record.values.get("filters")
+    return (now is not None and now is not known) or any(name in record.values for name in _SHOWING)
+
+
+_SHOWING = ("showwarning", "_showwarnmsg_impl")
 _TRACERS = ("torch._functorch._aot_autograd", "torch._higher_order_ops")
 """Modules that trace branches of higher-order operators; they filter their warnings, which the program never sees."""
 

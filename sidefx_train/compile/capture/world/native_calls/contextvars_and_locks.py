@@ -63,6 +63,11 @@ class ContextVariables:
             _forget_value(self._changes)
         return result
 
+    @property
+    def sets_numpy_errors(self) -> bool:
+        """True while the step has set how NumPy reports floating-point errors."""
+        return self._of_numpy is not None
+
     def guard_numpy_errors(self) -> None:
         """Guards how NumPy reports floating-point errors outside the step: C code of NumPy is called."""
         if self._of_numpy is None:

@@ -23,6 +23,8 @@ INPUTS = (
     "torch.arange(12.0).reshape(3, 4).cos().requires_grad_() * 1.5",
     "torch.arange(4.0).cos()",
     "torch.tensor(1.5)",
+    "torch.tensor([1e8, torch.inf, -3.0, -0.0, -torch.inf, 1e-8] * 2).reshape(3, 4)",
+    "torch.tensor([1e8, torch.inf, -3.0, -0.0, -torch.inf, 1e-8] * 2).reshape(4, 3).requires_grad_()",
 )
 """Expressions for new arguments."""
 
@@ -52,7 +54,8 @@ VIEWS = (
     "torch.view_as_real({0})", "{0}[::2]", "{0}.unsafe_split(2)[0]", "{0}.permute(*reversed(range({0}.dim())))",
     "Flat.apply({0})", "Same.apply({0})", "torch.view_as_complex({0}.reshape(-1, 2)).conj()", "torch._neg_view({0})",
     "{0}.resolve_conj()", "{0}.resolve_neg()", "{0}.view(torch.uint8)", "{0}.swapaxes(0, -1)",
-    "{0}.unflatten(0, (1, -1))",
+    "{0}.unflatten(0, (1, -1))", "{0}.expand({0}.shape)", "{0}.expand(1, *{0}.shape)", "{0}.unfold(-1, 1, 2)",
+    "{0}.unfold(0, 2, 2)",
 )  # fmt: skip
 
 VALUES = (

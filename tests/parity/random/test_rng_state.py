@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.utils.checkpoint
 
 import sidefx_train
 from sidefx_train.errors import SideFXWarning
@@ -111,3 +112,61 @@ def test_a_saved_state_is_a_tensor():
             torch.manual_seed(0)
             outcomes.append(str(run()))
         assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize("draws", ["before", "never"])
+def test_a_saved_state_that_leaves_the_step(draws):
+    """As the context of a reentrant checkpoint has it, whose backward is called outside."""
+    kept = []
+
+    def step(x):
+        y = x + torch.rand(2) if draws == "before" else x * 2
+        kept.append(torch.get_rng_state())
+        return y * 3
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    for _ in range(3):
+        found = []
+        for run in (step, compiled):
+            torch.manual_seed(0)
+            found.append((run(torch.ones(2)), kept[-1], torch.get_rng_state()))
+        assert all(map(torch.equal, *found))
+    assert kept[-1] is not kept[-3] and not compiled.report().fallbacks
+
+
+@pytest.mark.filterwarnings("ignore::sidefx_train.SideFXWarning")
+def test_a_saved_state_that_leaves_before_later_draws():
+    kept = []
+
+    def step(x):
+        kept.append(torch.get_rng_state())
+        return x + torch.rand(2)
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    for _ in range(3):
+        found = []
+        for run in (step, compiled):
+            torch.manual_seed(0)
+            found.append((run(torch.ones(2)), kept[-1], torch.get_rng_state()))
+        assert all(map(torch.equal, *found))
+    assert {each.code for each in compiled.report().breaks} == {"SFX110"}
+
+
+def test_a_reentrant_checkpoint_whose_backward_is_outside():
+    def trained(wrap):
+        torch.manual_seed(0)
+        block, last = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh()), torch.nn.Linear(4, 2)
+
+        def forward(x):
+            return last(torch.utils.checkpoint.checkpoint(block, x, use_reentrant=True))
+
+        run, found = wrap(forward), []
+        for i in range(3):
+            x = torch.full((3, 4), float(i + 1), requires_grad=True)
+            run(x).square().sum().backward()
+            found += [x.grad, *(parameter.grad.clone() for parameter in (*block.parameters(), *last.parameters()))]
+        return found, run
+
+    found, compiled = trained(lambda forward: sidefx_train.compile(forward, backend="eager"))
+    assert all(map(torch.equal, found, trained(lambda forward: forward)[0]))
+    assert not compiled.report().fallbacks and not compiled.report().breaks

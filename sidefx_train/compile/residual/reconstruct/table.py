@@ -74,7 +74,7 @@ BY_CLASS: dict[type, Build] = {
     datetime.datetime: instances.new_date,
     datetime.timedelta: instances.new_date,
     datetime.timezone: _same_object,
-    RandomState: _refused("SFX110", lambda value: "a random state saved in the middle of the step"),
+    RandomState: tensors.random_state,
     PendingCollective: _refused("SFX104", lambda value: f"the Work of torch.distributed.{value.name}"),
     SDPAParams: instances.new_attention_arguments,
     types.MappingProxyType: containers.new_mapping_proxy,

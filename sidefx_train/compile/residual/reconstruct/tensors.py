@@ -1,4 +1,4 @@
-"""Rebuilds plain tensors, parameters, numbers that the graph computes, and handles of hooks."""
+"""Rebuilds plain tensors, parameters, numbers that the graph computes, random states, and handles of hooks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.recording.dispatch_mode import RandomState
 from sidefx_train.compile.capture.shadows.deferred_values import TensorSnapshot
 from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.residual.reconstruct.attributes import fill_attributes
@@ -86,3 +87,12 @@ def hook_handle(rebuilder: Reconstruction, value: Any) -> str:
         left.wants_native = True
         rebuilder.refuse("SFX107", "the handle of a hook that runs in the backward of an output leaves the step")
     return new_instance(rebuilder, value)
+
+
+def random_state(rebuilder: Reconstruction, value: RandomState) -> str:
+    """Returns a random state that the step has saved: the state after the graph, if nothing was drawn in between."""
+    world = rebuilder.world
+    drawn = world.tracer.proxy_mode.draws(value.kind)
+    if value.kind != "cpu" or value.position < len(drawn) or world.random_draws.of_torch.calls:
+        rebuilder.refuse("SFX110", "cannot rebuild a random state saved in the middle of the step")
+    return rebuilder.remember(value, f"{rebuilder.constant(torch.random.get_rng_state)}()")

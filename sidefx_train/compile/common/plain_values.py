@@ -26,6 +26,10 @@ DEFINITIONS = (
 CONTAINERS: frozenset[type] = frozenset({list, deque, dict, OrderedDict, defaultdict, set})
 
 
+_CHANGING = (list, deque, dict, set, bytearray, types.GeneratorType, torch.Tensor)
+"""Objects that their methods in C change."""
+
+
 def is_plain(value: Any) -> bool:
     """Returns True for an immutable value of plain Python, or a tuple or frozenset of such values."""
     if type(value) in PLAIN_TYPES:
@@ -65,6 +69,14 @@ def bounds_of(value: slice) -> tuple[Any, Any, Any]:
 def is_definition(value: Any) -> bool:
     """Returns True for objects that a module defines once: functions, classes, other modules."""
     return issubclass(type(value), DEFINITIONS)  # isinstance() would run a Python-level __getattribute__
+
+
+def is_lasting(value: Any) -> bool:
+    """Returns True for a definition that does the same whatever the program has done since: no C method of a container,
+    generator or tensor, such as a module's ``register = _registered.append``."""
+    if not is_definition(value):
+        return False
+    return not issubclass(type(value), types.BuiltinMethodType) or not safe_isinstance(value.__self__, _CHANGING)
 
 
 def slot_names(cls: type) -> list[str]:

@@ -32,6 +32,7 @@ from sidefx_train.compile.capture.shadows.records import LeafRecord, TensorRecor
 from sidefx_train.compile.capture.side_effects.collect import bases_wanted, collect
 from sidefx_train.compile.capture.side_effects.effect import SideEffects
 from sidefx_train.compile.capture.world.native_call_facts import first_line
+from sidefx_train.compile.capture.world.native_calls import cpp_warnings
 from sidefx_train.compile.capture.world.trace_world import TraceWorld
 from sidefx_train.compile.common.trace_rules import describe
 from sidefx_train.compile.common.user_code import definition_of
@@ -260,6 +261,7 @@ class CaptureRun:
         guard_accumulation_hooks(world.heap)
         effects = collect(world)
         world.heap.check_arrays(world.writes)
+        cpp_warnings.check(world)
         counted = counters(world, effects) - spec.symbolic_numbers  # infinity stays a constant
         if counted:
             return replace(spec, symbolic_numbers=spec.symbolic_numbers | counted)

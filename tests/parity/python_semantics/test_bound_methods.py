@@ -229,3 +229,39 @@ def test_a_call_through_super_of_a_partial():
     for _ in range(3):
         assert step(torch.ones(2))[1:] == (5, 3)
     assert step.report().replays == 3
+
+
+BOUND = {
+    "append": lambda: ([], "append", (1,)),
+    "pop": lambda: ([5, 6, 7, 8], "pop", ()),
+    "append of a deque": lambda: (collections.deque(), "append", (1,)),
+    "setdefault": lambda: ({}, "setdefault", ("key", 3)),
+    "add": lambda: (set(), "add", (4,)),
+    "extend": lambda: (bytearray(), "extend", (b"a",)),
+    "add_": lambda: (torch.zeros(2), "add_", (1,)),
+}
+
+
+@pytest.mark.parametrize("given", BOUND)
+@pytest.mark.parametrize("place", ["module", "global", "class"])
+def test_a_method_of_a_container_that_a_library_holds(given, place, monkeypatch):
+    """Regression: it was called once, at the capture, and its result was a constant."""
+
+    def run(compiled):
+        owner, name, args = BOUND[given]()
+        method = getattr(owner, name)
+        holder = type("Holder", (), {"__module__": "queue", "hook": method}) if place == "class" else queue
+        monkeypatch.setattr(holder, "hook", method, raising=False)
+        space = vars(queue)
+        exec("def call(*args): return hook(*args)", space)
+        call = space["call"] if place == "global" else lambda *args: holder.hook(*args)
+        monkeypatch.setitem(space, "call", space["call"])
+
+        def step(x):
+            found = call(*args)
+            return x + 1, found * 1 if isinstance(found, torch.Tensor) else found
+
+        step = sidefx_train.compile(step, backend="eager", warmup="now") if compiled else step
+        return [repr(step(torch.ones(2))) for _ in range(3)], repr(owner)
+
+    assert run(True) == run(False)

@@ -368,3 +368,27 @@ def test_numpy_function_of_a_tensor(function):
         assert torch.equal(compiled(x), torch.as_tensor(function(x * 2)) + 1)
     assert {each.code for each in compiled.report().breaks} == {"SFX106"}
     assert not compiled.report().fallbacks
+
+
+MEMORY = {
+    "flags": lambda a, b: (a.flags.writeable, a.flags.owndata, a[1:].flags.writeable, b.T.flags.writeable),
+    "base": lambda a, b: (a.base is None, b.base is a),
+    "interface": lambda a, b: a.__array_interface__["data"][1],
+    "data": lambda a, b: (a.data.readonly, memoryview(b).readonly),
+    "shared": lambda a, b: (np.shares_memory(a, b), np.may_share_memory(b, a)),
+    "require": lambda a, b: np.require(a, None, "W") is a,
+}
+
+
+@pytest.mark.parametrize("ask", MEMORY)
+def test_the_memory_of_an_array_is_that_of_the_program(ask):
+    """Regression: what the capture reads is a read-only copy, and said so."""
+
+    def step(x, a, b):
+        return x + 1, MEMORY[ask](a, b)
+
+    compiled = sidefx_train.compile(step, backend="eager", warmup="now")
+    for call in range(4):
+        a = np.ones(4)
+        a.flags.writeable = call != 2
+        assert compiled(torch.ones(2), a, a[1:])[1] == step(torch.ones(2), a, a[1:])[1]

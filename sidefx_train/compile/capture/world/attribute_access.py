@@ -26,7 +26,7 @@ from sidefx_train.compile.capture.shadows.definition_tracking import IMMUTABLE_C
 from sidefx_train.compile.capture.shadows.factories import PartialRecord
 from sidefx_train.compile.capture.shadows.objects import weak_references
 from sidefx_train.compile.capture.shadows.objects.jagged_tensors import JaggedRecord
-from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
+from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord, shows_copy
 from sidefx_train.compile.capture.shadows.records import InstanceRecord, LeafRecord, Record, TensorRecord
 from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
 from sidefx_train.compile.capture.world.native_calls import (
@@ -40,7 +40,7 @@ from sidefx_train.compile.capture.world.symbolic_numbers.computed_numbers import
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.library_modules import is_library
-from sidefx_train.compile.common.plain_values import is_definition, is_derived, is_plain
+from sidefx_train.compile.common.plain_values import is_definition, is_derived, is_lasting, is_plain
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import instance_dict, safe_isinstance, shows_another
 
@@ -134,7 +134,7 @@ class Attributes:
             return registry.COUNTERS[cls, name]
         space = type.__getattribute__(cls, "__dict__")
         value = space.get(name, ABSENT)
-        definition = is_definition(value) or (hasattr(type(value), "__get__") and is_library(type(value).__module__))
+        definition = is_lasting(value) or (hasattr(type(value), "__get__") and is_library(type(value).__module__))
         plain = definition and (is_library(cls.__module__) or safe_isinstance(value, _C_DESCRIPTORS))
         if value is ABSENT or plain or cls.__flags__ & IMMUTABLE_CLASS:
             if not cls.__flags__ & IMMUTABLE_CLASS:
@@ -166,7 +166,7 @@ class Attributes:
             if id(obj) in self.world.new_modules:
                 return value
             record = self.heap.namespaces.get(id(space))
-            if (record is None or name not in record.values) and is_definition(value) and self.heap.trusts(space):
+            if (record is None or name not in record.values) and is_lasting(value) and self.heap.trusts(space):
                 self.heap.definitions.took(space, name, value)
                 return value
             self.heap.guard("type", self.heap.sources.const(obj, str(space.get("__name__"))), type(obj))
@@ -316,6 +316,8 @@ class Attributes:
             self.heap.refuse("SFX111", "reads the callback of a weak reference")
         if safe_isinstance(record, ArrayRecord):
             record.look(name)
+        if shows_copy(name, obj):
+            self.heap.refuse("SFX104", f"reads .{name} of a NumPy array from outside")
         if record is not None and name.startswith(_SAVED) and safe_isinstance(obj, torch.autograd.graph.Node):
             self.heap.refuse("SFX111", f"reads {name} of a node in an autograd graph from before the step")
         value = (

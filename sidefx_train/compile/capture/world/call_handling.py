@@ -27,7 +27,12 @@ from sidefx_train.compile.capture.shadows.containers.sets import HANDED_ON, IGNO
 from sidefx_train.compile.capture.shadows.containers.traversal import READ_BY_C, attributes_of, held_by
 from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue, message_of
 from sidefx_train.compile.capture.shadows.finalizers import deletes
-from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord, says_read_only, writes_unasked
+from sidefx_train.compile.capture.shadows.objects.numpy_arrays import (
+    ArrayRecord,
+    says_read_only,
+    shows_copy,
+    writes_unasked,
+)
 from sidefx_train.compile.capture.shadows.objects.tensors import PLAIN_TENSORS
 from sidefx_train.compile.capture.shadows.records import InstanceRecord, TensorRecord
 from sidefx_train.compile.capture.world.deferred import deferred_warnings
@@ -219,6 +224,8 @@ class Calls:
         python_conversions.guard_printing(self.world, fn, (*args, *kwargs.values()))
         if not torch_call and writes_unasked(fn, args):
             self.heap.refuse("SFX104", f"{trace_rules.describe(fn)} writes into a NumPy array")
+        if not torch_call and shows_copy(attribute_of(fn, "__name__", ""), *args, *kwargs.values()):
+            self.heap.refuse("SFX104", f"{trace_rules.describe(fn)} of a NumPy array from outside")
         kind = fn if safe_isinstance(fn, type) else args[0] if fn is object.__new__ and args else None
         if safe_isinstance(kind, type) and deletes(kind) and not is_library(kind.__module__):
             self.heap.refuse("SFX104", f"makes a {trace_rules.describe(kind)}, whose class has __del__")

@@ -7,7 +7,7 @@ import types
 from typing import Any
 
 from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
-from sidefx_train.compile.common.plain_values import is_definition
+from sidefx_train.compile.common.plain_values import is_lasting
 from sidefx_train.compile.common.sentinels import ABSENT
 
 _BUILTINS = vars(builtins)
@@ -40,7 +40,7 @@ class Variables:
         if name in namespace:
             value = namespace[name]
             record = self.heap.namespaces.get(id(namespace))
-            if (record is None or name not in record.values) and is_definition(value) and self.heap.trusts(namespace):
+            if (record is None or name not in record.values) and is_lasting(value) and self.heap.trusts(namespace):
                 self.heap.definitions.took(namespace, name, value)
                 return value
         value = self.heap.namespace(namespace).get(name)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.shadows.records import Record
-from sidefx_train.compile.common.plain_values import is_definition
+from sidefx_train.compile.common.plain_values import is_lasting
 from sidefx_train.compile.common.sentinels import ABSENT
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class NamespaceRecord(Record):
                 self.heap.guard("no_item", self.source, name)
             return ABSENT
         value = self.real[name]
-        if self.heap.trusts(self.real) and is_definition(value):
+        if self.heap.trusts(self.real) and is_lasting(value):
             self.heap.definitions.took(self.real, name, value)
             return value
         value = self.heap.shadow(value, self.heap.sources.item(self.source, name), name)

@@ -186,6 +186,12 @@ def writes_unasked(fn: Any, args: tuple[Any, ...]) -> bool:
     return any(safe_isinstance(target, np.ndarray) and not target.flags.writeable for target in targets)
 
 
+def shows_copy(name: str, *values: Any) -> bool:
+    """Returns True if the attribute of an array, or the function, says something else of a read-only copy than of the
+    array itself: whether it may be written to, where its memory is, and whose."""
+    return name in _OF_MEMORY and any(safe_isinstance(each, np.ndarray) and not each.flags.writeable for each in values)
+
+
 def says_read_only(error: Exception, given: Iterable[Any]) -> bool:
     """Returns True if a call failed because it would write to a read-only array: an outside one."""
     text = message_of(error)
@@ -197,6 +203,12 @@ def says_read_only(error: Exception, given: Iterable[Any]) -> bool:
 
 _UNASKED = frozenset({"resize", "setflags", "__setstate__"})
 """Methods of arrays that change read-only ones, or let later code do it."""
+
+_OF_MEMORY = frozenset(
+    {"flags", "base", "data", "ctypes", "__array_interface__", "__array_struct__"}
+    | {"memoryview", "shares_memory", "may_share_memory", "require"}
+)
+"""Attributes of arrays, and functions, of NumPy and builtins, that arrays are given to."""
 
 _IN_PLACE = frozenset(
     {"add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "lshift", "rshift", "and", "or", "xor"}

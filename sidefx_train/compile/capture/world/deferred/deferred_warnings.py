@@ -8,13 +8,15 @@ determined immediately.
 
 from __future__ import annotations
 
+import operator
 import types
 import warnings
 from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.interpreter.builtins.warn import WarningSite, arguments, place
 from sidefx_train.compile.capture.recording.warning_watch import watched
-from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE
+from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import ListRecord
+from sidefx_train.compile.common.sentinels import NATIVE_CODE
 from sidefx_train.compile.common.thread_warnings import matches
 from sidefx_train.compile.common.type_checks import safe_isinstance
 
@@ -33,26 +35,62 @@ def warn(world: CaptureContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     """
     message, category, level, source, skipped = arguments(*args, **kwargs)
     site = place(world.interp, level, skipped)
-    record = world.heap.namespaces.get(id(_SPACE))
-    written = {} if record is None else record.values
-    filters = written.get("filters", ABSENT)
-    if filters is ABSENT or (record is not None and record.snapshot.get("filters") is filters):
-        if not any(name in written for name in _SHOWING):
-            _raise_if_error(world, site, message, category)
-            world.defer(site, (message, category, source), {})
-            return
-        filters = warnings.filters
+    warn_at(world, site, message, category, source)
+
+
+def warn_at(world: CaptureContext, site: WarningSite, message: Any, category: type, source: Any = None) -> None:
+    """Issues a warning for a line.
+
+    Raises:
+        Warning: a filter makes it an error.
+    """
+    filters = filters_of_step(world)
+    if filters is None:
+        _raise_if_error(world, site, message, category)
+        world.defer(site, (message, category, source), {})
+        return
+    warn_now(world, filters, site, message, category, source)
+
+
+def warn_now(
+    world: CaptureContext,
+    filters: Any,
+    site: WarningSite,
+    message: Any,
+    category: type,
+    source: Any = None,
+    may_be_once: bool = False,
+) -> None:
+    """Does with a warning what filters of the step say.
+
+    Args:
+        world: the capture.
+        filters: the step's list.
+        site: the line that the warning names.
+        message: its text, or the warning itself.
+        category: its class.
+        source: the object that it is about.
+        may_be_once: the code that warns may do so only once in a process.
+
+    Raises:
+        Warning: a filter makes it an error.
+    """
     world.touch(filters)
     action = _action(filters, str(message), category, site)
-    if action == "error":
-        raise message if safe_isinstance(message, Warning) else category(message)
     if action == "ignore":
         return
-    if action != "always":
+    if action != "error" and (action != "always" or may_be_once):
         world.heap.refuse("SFX111", f"warns under a local filter with the action {action!r}")
     error = message if safe_isinstance(message, Warning) else category(message)
+    if action == "error":
+        raise error
     note = world.interp.call(warnings.WarningMessage, (error, category, site.file, site.line), {"source": source})
     world.interp.call(world.interp.getattr(warnings, "_showwarnmsg"), (note,), {})
+
+
+def filters_of_step(world: CaptureContext) -> Any:
+    """Returns the filters while the step has changed them, or how warnings are shown; else ``None``."""
+    return world.heap.namespaces[id(_SPACE)].values.get("filters", warnings.filters) if sets_filters(world) else None
 
 
 def sets_filters(world: CaptureContext) -> bool:
@@ -60,8 +98,14 @@ def sets_filters(world: CaptureContext) -> bool:
     record = world.heap.namespaces.get(id(_SPACE))
     if record is None:
         return False
-    known, now = record.snapshot.get("filters"), record.values.get("filters")
-    return (now is not None and now is not known) or any(name in record.values for name in _SHOWING)
+    for name in ("filters", *_SHOWING):
+        if name in record.values and record.values[name] is not record.snapshot.get(name, record.real.get(name)):
+            return True
+    filters: Any = record.values.get("filters")
+    held = world.heap.record_of(filters) if filters is not None else None
+    if not safe_isinstance(held, ListRecord):
+        return False
+    return len(filters) != len(held.snapshot) or not all(map(operator.is_, filters, held.snapshot))
 
 
 _SHOWING = ("showwarning", "_showwarnmsg_impl")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from torch import fx
 
@@ -38,6 +39,16 @@ __attribute__((noinline)) static void sidefx_part(void (*part)(AtenTensorHandle*
     }
 }
 
+// Makes a value of consecutive elements of another one, a vector.
+__attribute__((noinline, unused)) static void sidefx_window(RAIIAtenTensorHandle* values, int made, int vector,
+                                                            int64_t first, int64_t count) {
+    const int64_t stride = 1;
+    AtenTensorHandle window = nullptr;
+    AOTI_TORCH_ERROR_CODE_CHECK(
+        aoti_torch__reinterpret_tensor(values[vector].get(), 1, &count, &stride, first, &window));
+    values[made] = RAIIAtenTensorHandle(window);
+}
+
 void inductor_entry_impl(AtenTensorHandle* input_handles, AtenTensorHandle* output_handles) {
     RAIIAtenTensorHandle values[@VALUES@];
     AtenTensorHandle room[@ROOM@];
@@ -58,8 +69,16 @@ def region_module(region: Region) -> fx.GraphModule:
     for i, node in enumerate(region.takes):
         copies[node] = graph.placeholder(f"a{i}")
         copies[node].meta["val"] = node.meta["val"]
+    window = region.window
+    part = None if window is None else graph.placeholder("window")
+    if window is not None and part is not None:
+        part.meta["val"] = window.example
     for node in region.items:
-        copies[node] = graph.node_copy(node, copies.__getitem__)
+        if window is not None and node in window.picks:
+            copies[node] = graph.call_function(node.target, (part, 0, window.place(node)))  # type: ignore[arg-type]
+            copies[node].meta["val"] = node.meta["val"]
+        else:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[region.items[i]] for i in region.gives))
     return compat.late_module({}, graph)
 
@@ -86,10 +105,18 @@ def _calls(division: Division, graph: fx.Graph) -> str:
     results: Sequence[fx.Node | None] = next(iter(reversed(graph.nodes))).args[0]  # type: ignore[assignment]
     values = {node: i for i, node in enumerate(inputs)}
     last = {node: number for number, region in enumerate(division.regions) for node in region.takes}
+    for number, region in enumerate(division.regions):
+        if region.window is not None:
+            last[region.window.vector] = max(number, last.get(region.window.vector, 0))
     last |= {node: len(division.regions) for node in results if node is not None}
-    calls = []
+    calls, windows = [], 0
     for number, (region, kind) in enumerate(zip(division.regions, division.classes, strict=True)):
-        takes = [~values[node] if last[node] == number else values[node] for node in region.takes]
+        takes: list[Any] = [~values[node] if last[node] == number else values[node] for node in region.takes]
+        if region.window is not None:
+            window, made = region.window, f"@WINDOW@ + {windows}"
+            windows += 1
+            calls.append(f"    sidefx_window(values, {made}, {values[window.vector]}, {window.first}, {window.count});")
+            takes.append(f"~({made})")
         gives = []
         for i in region.gives:
             node = region.items[i]
@@ -112,8 +139,8 @@ def _calls(division: Division, graph: fx.Graph) -> str:
             lines.append(f"    output_handles[{i}] = values[{values[node]}].release();")
         else:
             lines.append(f"    output_handles[{i}] = sidefx_again(values[{values[node]}]);")
-    room = max(len(region.takes) + len(region.gives) for region in division.regions)
-    filled = {"VALUES": len(values), "ROOM": room, "INPUTS": len(inputs)}
+    room = max(len(region.takes) + 1 + len(region.gives) for region in division.regions)
+    filled = {"VALUES": len(values) + windows, "ROOM": room, "INPUTS": len(inputs), "WINDOW": len(values)}
     text = _CALLER.replace("@CALLS@", "\n".join(calls)).replace("@RESULTS@", "\n".join(lines))
     for name, number in filled.items():
         text = text.replace(f"@{name}@", str(number))
@@ -130,4 +157,5 @@ def regions_note(division: Division, graph: fx.Graph) -> str:
 
 def example_values(region: Region) -> list[compat.FakeTensor]:
     """Returns the fake inputs for which a region is lowered."""
-    return [node.meta["val"] for node in region.takes]
+    window = [] if region.window is None else [region.window.example]
+    return [node.meta["val"] for node in region.takes] + window  # type: ignore[return-value]

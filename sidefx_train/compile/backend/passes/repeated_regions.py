@@ -1,7 +1,7 @@
 """Finds repeated regions of a graph, such as equal layers, and splits the graph between them.
 
 A graph is a sequence of operations; a subsequence with the same operations on the same shapes, several times in a row,
-is the forward or backward of equal layers. Splits are made before matrix products where possible: their inputs and
+is the forward, backward or update of equal layers. Splits are made before matrix products where possible: their inputs and
 outputs are in memory anyway, so no fused loop is split. What is cheap to recompute (views, constants, pointwise
 operations on inputs of a region) is computed in every region that uses it. Regions whose operations, constants and
 shapes are equal one by one are lowered once (``region_wrapper.py``).
@@ -24,6 +24,9 @@ from sidefx_train.compile.graph.fx_utils import node_args, written_args
 
 _SHORTEST = 12
 """Minimum of operations of a repeated region."""
+
+_USUAL = 36
+"""Number of operations up to which repetitions of a few are one region: calling one takes as long as a small kernel."""
 
 _LEAST_SAVED = 100
 """Minimum of operations that need not be lowered: every region costs as much as lowering a dozen."""
@@ -53,12 +56,41 @@ class Region:
         items: these and what it recomputes, in order.
         takes: inputs from other regions, in the order of their first use.
         gives: positions in ``items`` of its outputs.
+        window: numbers of the buffer of changing numbers that no other region reads; equal regions read them at equal
+            positions of their windows.
     """
 
     nodes: list[fx.Node]
     items: list[fx.Node] = field(default_factory=list)
     takes: list[fx.Node] = field(default_factory=list)
     gives: tuple[int, ...] = ()
+    window: Window | None = None
+
+
+@dataclass(frozen=True)
+class Window:
+    """Consecutive elements of a vector that is an input.
+
+    Attributes:
+        vector: the input.
+        first: index of the first element.
+        count: number of elements.
+        picks: nodes that select one of them.
+    """
+
+    vector: fx.Node
+    first: int
+    count: int
+    picks: frozenset[fx.Node]
+
+    @property
+    def example(self) -> torch.Tensor:
+        """A fake tensor like the window."""
+        return self.vector.meta["val"].new_empty(self.count)  # type: ignore[no-any-return]
+
+    def place(self, pick: fx.Node) -> int:
+        """Returns the position in the window of the element that a node selects."""
+        return int(pick.args[2]) - self.first  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -93,21 +125,28 @@ class _Nodes:
     """Properties of the nodes of a graph.
 
     Attributes:
-        sequence: operations that compute something, in order.
+        sequence: operations that compute something, in order; the write to an input follows its last reader.
         free: views and constants, which are recomputed where they are used.
         results: results of the graph.
+        written: inputs that the graph writes.
     """
 
     def __init__(self, graph: fx.Graph) -> None:
         self.sequence: list[fx.Node] = []
         self.free: set[fx.Node] = set()
         self.results: list[fx.Node] = []
+        self._constants: set[fx.Node] = set()
+        writes: list[fx.Node] = []
         for node in graph.nodes:
+            if node.op == "call_function" and self._constants.issuperset(node.all_input_nodes):
+                self._constants.add(node)
             if node.op == "output":
                 self.results = list(dict.fromkeys(node_args(node.args[0])))
             elif node.op == "placeholder":
                 if not _is_plain(node.meta.get("val")):
                     raise CannotDivide(f"{node} is not a tensor with static sizes")
+            elif _writes_input(node):
+                writes.append(node)
             elif node.op != "call_function" or written_args(node):
                 raise CannotDivide(f"{node} is not a function call")
             elif self._is_free(node):
@@ -116,6 +155,30 @@ class _Nodes:
                 raise CannotDivide(f"{node} has sizes of other kinds")
             else:
                 self.sequence.append(node)
+        self.written = {node.args[0] for node in writes}
+        self._place(writes)
+
+    def _place(self, writes: list[fx.Node]) -> None:
+        """Puts each write behind the operations that compute its value or read the input's old one."""
+        position = {node: i for i, node in enumerate(self.sequence)}
+        at: dict[int, list[fx.Node]] = {}
+        for write in writes:
+            before = [position[node] for node in self._readers(write.args[0]) if node in position]  # type: ignore[arg-type]
+            before += [position[node] for node in self._makers(write.args[1]) if node in position]  # type: ignore[arg-type]
+            at.setdefault(max(before, default=len(self.sequence) - 1), []).append(write)
+        self.sequence = [each for i, node in enumerate(self.sequence) for each in (node, *at.get(i, ()))]
+
+    def _readers(self, node: fx.Node) -> Iterator[fx.Node]:
+        for user in node.users:
+            if user in self.free:
+                yield from self._readers(user)
+            yield user
+
+    def _makers(self, node: fx.Node) -> Iterator[fx.Node]:
+        if node in self.free:
+            for each in node.all_input_nodes:
+                yield from self._makers(each)
+        yield node
 
     def _is_free(self, node: fx.Node) -> bool:
         if node.target is operator.getitem:
@@ -127,10 +190,15 @@ class _Nodes:
         inputs = node.all_input_nodes
         if not inputs:
             return node.target.namespace in ("aten", "prims")
-        return is_pointwise(node) and all(each in self.free and self._is_constant(each) for each in inputs)
+        return is_pointwise(node) and all(each in self.free and each in self._constants for each in inputs)
 
-    def _is_constant(self, node: fx.Node) -> bool:
-        return node.op == "call_function" and all(self._is_constant(each) for each in node.all_input_nodes)
+
+def _writes_input(node: fx.Node) -> bool:
+    """Returns True for the copy into an input that ends its part of a functional graph."""
+    if node.target is not torch.ops.aten.copy_.default or node.users or node.kwargs:
+        return False
+    target, value = node.args[:2]
+    return isinstance(target, fx.Node) and target.op == "placeholder" and isinstance(value, fx.Node)
 
 
 def is_pointwise(node: fx.Node) -> bool:
@@ -196,7 +264,7 @@ def _layout(value: Any) -> Any:
         return tuple(map(_layout, value))
     if not isinstance(value, torch.Tensor):
         return repr(value)
-    return value.dtype, tuple(value.shape), value.stride(), value.storage_offset()
+    return value.dtype, tuple(value.shape), value.stride(), value.storage_offset() if value.dim() else 0
 
 
 def _longest_run(tokens: Sequence[int], low: int, high: int) -> tuple[int, int, int] | None:
@@ -209,8 +277,10 @@ def _longest_run(tokens: Sequence[int], low: int, high: int) -> tuple[int, int, 
         last[tokens[i]] = i
     best, most = None, _SHORTEST - 1
     for period, found in distances.most_common(16):
-        if period < _SHORTEST or found <= most // 2:
+        if found <= most // 2:
             continue
+        if period < _SHORTEST:
+            period *= -(-_USUAL // period)  # several of few operations are one region
         start = low
         for i in range(low, high - period + 1):
             if i < high - period and tokens[i] == tokens[i + period]:
@@ -245,6 +315,7 @@ def _divide_at(known: _Nodes, cuts: set[int]) -> Division:
         _place_results(known, regions)
         for region in regions:
             _fill(known, region)
+        _give_windows(regions)
         classes = _region_classes(known, regions)
         alone = [count == 1 for count in map(Counter(classes).get, classes)]
         needless = {places[i + 1] for i in range(len(regions) - 1) if alone[i] and alone[i + 1]}
@@ -287,6 +358,32 @@ def _fill(known: _Nodes, region: Region) -> None:
         raise CannotDivide("results of one operation are in two regions")
 
 
+def _give_windows(regions: Sequence[Region]) -> None:
+    """Determines which elements of a vector of numbers each region reads alone."""
+    readers: dict[Any, set[int]] = {}
+    for number, region in enumerate(regions):
+        for node in filter(_is_pick, region.items):
+            readers.setdefault(node.args, set()).add(number)
+    for region in regions:
+        own = [node for node in region.items if _is_pick(node) and len(readers[node.args]) == 1]
+        places = {node.args[2] for node in own}
+        if len({node.args[0] for node in own}) != 1 or max(places) - min(places) + 1 != len(places):  # type: ignore[type-var, operator]
+            continue
+        vector: fx.Node = own[0].args[0]  # type: ignore[assignment]
+        region.window = Window(vector, min(places), len(places), frozenset(own))  # type: ignore[type-var, arg-type]
+        kept = [node for node in region.items if node not in region.window.picks]
+        if not any(vector in node.all_input_nodes for node in kept):
+            region.takes.remove(vector)
+
+
+def _is_pick(node: fx.Node) -> bool:
+    """Returns True for the selection of one element of a vector that is an input."""
+    if node.target is not torch.ops.aten.select.int or len(node.args) != 3 or node.args[1] != 0:
+        return False
+    vector, index = node.args[0], node.args[2]
+    return isinstance(vector, fx.Node) and vector.op == "placeholder" and type(index) is int and index >= 0
+
+
 def _items(nodes: Sequence[fx.Node], made: set[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
     items: dict[fx.Node, None] = {}
     takes: dict[fx.Node, None] = {}
@@ -313,6 +410,8 @@ def _can_be_made(known: _Nodes, node: fx.Node, fixed: set[fx.Node], chain: set[f
     for each in node.all_input_nodes:
         bases = _below(known, each) if each in known.free else (each,)
         for base in bases:
+            if base in known.written:  # it may hold another value by then
+                return False
             if base.op == "placeholder" or base in fixed or base in chain:
                 continue
             if not is_pointwise(base) or len(chain) >= _LONGEST or not _can_be_made(known, base, fixed, chain):
@@ -358,13 +457,19 @@ def _structure(region: Region) -> Any:
             return type(value).__name__, tuple(map(text, value))
         return type(value), repr(value)
 
+    def arguments(node: fx.Node) -> Any:
+        if region.window is not None and node in region.window.picks:
+            return "of the window", region.window.place(node)
+        return text(node.args)
+
     operations = tuple(
         (
             node.target,
-            text(node.args),
+            arguments(node),
             tuple((k, text(v)) for k, v in sorted(node.kwargs.items())),
             _layout(node.meta["val"]),
         )
         for node in region.items
     )
-    return operations, tuple(_layout(node.meta["val"]) for node in region.takes)
+    size = None if region.window is None else region.window.count
+    return operations, tuple(_layout(node.meta["val"]) for node in region.takes), size

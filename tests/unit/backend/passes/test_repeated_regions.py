@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import sidefx_train
 from sidefx_train.compile.backend import inductor
+from sidefx_train.compile.backend.cpp_codegen.region_wrapper import region_module
 from sidefx_train.compile.backend.passes import repeated_regions
 from sidefx_train.compile.backend.passes.repeated_regions import Division, find_regions
 from tests.support.disk_cache import new_cache
@@ -59,10 +60,12 @@ def divisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[
     yield found
 
 
-def _train(make: Callable[[], nn.Module], wrap: Callable[..., Any], steps: int = 4) -> tuple[list[Any], Any]:
+def _train(
+    make: Callable[[], nn.Module], wrap: Callable[..., Any], steps: int = 4, fused: bool = True
+) -> tuple[list[Any], Any]:
     torch.manual_seed(0)
     model = make()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=fused)
     ids = torch.randint(0, 8, (3, 7))
 
     def step(ids: torch.Tensor) -> torch.Tensor:
@@ -227,15 +230,96 @@ def test_every_input_of_a_region_is_computed_before_it() -> None:
     assert repeated_regions.find_regions(_graph(lambda x: x.sin() + x, torch.randn(3))) is None
 
 
-def test_writes_and_symbols_are_lowered_as_a_whole() -> None:
+def _products(y: torch.Tensor, count: int = 60) -> torch.Tensor:
+    for _ in range(count):
+        y = torch.mm(y, y).sin().cos().tanh()
+    return y
+
+
+def test_writes_before_the_end_are_lowered_as_a_whole() -> None:
     def writes(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        for _ in range(60):
-            y = torch.mm(y, y).sin().cos().tanh()
-        x.copy_(y)
-        return y
+        x.add_(1)
+        return _products(y) + x
 
     assert find_regions(_graph(writes, torch.randn(4, 4), torch.randn(4, 4))) is None
-    assert find_regions(_graph(lambda y: writes(torch.zeros(4, 4), y), torch.randn(4, 4))) is None
+    assert find_regions(_graph(lambda y: torch.zeros(4, 4).copy_(_products(y)), torch.randn(4, 4))) is None
+
+
+def _run_by_regions(graph: fx.Graph, division: Division, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Runs the regions one after the other, as the C++ of their wrapper does."""
+    values = dict(zip((node for node in graph.nodes if node.op == "placeholder"), inputs, strict=True))
+    for region in division.regions:
+        given = [values[node] for node in region.takes]
+        if region.window is not None:
+            first = region.window.first
+            given.append(values[region.window.vector][first : first + region.window.count])
+        made = region_module(region)(*given)
+        values |= {region.items[i]: value for i, value in zip(region.gives, made, strict=True)}
+    return [values[node] for node in next(iter(reversed(graph.nodes))).all_input_nodes]
+
+
+def test_an_input_is_written_behind_its_last_reader() -> None:
+    """What is computed of its old value is not computed again after the write."""
+
+    def step(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> Any:
+        old = x.sin()
+        turned = x.t()
+        for _ in range(6):
+            y = _products(y, 10) * old
+        z.copy_(y)
+        x.copy_(x * 2 + turned.exp())
+        for _ in range(6):
+            y = _products(y, 10) * old
+        return y, old
+
+    draw = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(4, 4, generator=draw) for _ in range(3)]
+    graph = _graph(step, *inputs)
+    writes = [node for node in graph.nodes if node.target is torch.ops.aten.copy_.default]
+    for node in graph.nodes:  # as in functional graphs, which end with them
+        node.replace_input_with(writes[1], writes[1].args[0]) if writes[1] in node.all_input_nodes else None
+    end = next(iter(reversed(graph.nodes)))
+    for write in writes:
+        end.prepend(write)
+    division = find_regions(graph)
+    assert division is not None and len(division.regions) > 3
+    mine, yours = [x.clone() for x in inputs], [x.clone() for x in inputs]
+    want = fx.GraphModule({}, graph)(*mine)
+    have = _run_by_regions(graph, division, yours)
+    assert all(map(torch.equal, (*want, *mine), (*have, *yours)))
+
+
+def test_numbers_that_one_region_reads_are_a_window_of_its_own() -> None:
+    def step(numbers: torch.Tensor, *parameters: torch.Tensor) -> None:
+        for i, parameter in enumerate(parameters):
+            first, second = numbers[2 * i + 1], numbers[2 * i + 2]
+            moved = parameter * first.float() + numbers[0].float()
+            for _ in range(12):
+                moved = (moved.sin() * second.float()).exp()
+            parameter.copy_(moved)
+
+    numbers = torch.linspace(0.1, 0.9, 17, dtype=torch.float64)
+    parameters = [torch.full((3,), float(i)) for i in range(8)]
+    graph = _graph(step, numbers, *parameters)
+    division = find_regions(graph)
+    assert division is not None and len(set(division.classes)) < len(division.classes)
+    windows = [region.window for region in division.regions if region.window is not None]
+    assert len(windows) > 2 and all(window.count == windows[0].count for window in windows[:-1])
+    mine, yours = [x.clone() for x in parameters], [x.clone() for x in parameters]
+    step(numbers, *mine)
+    _run_by_regions(graph, division, [numbers, *yours])
+    assert all(map(torch.equal, mine, yours))
+
+
+def test_updates_of_equal_layers_are_lowered_once(divisions: list[Division | None]) -> None:
+    """The update of an optimizer that is not fused is part of the graph."""
+    expected, _ = _train(Network, lambda step: step, fused=False)
+    actual, step = _train(Network, _compile, fused=False)
+    _same(expected, actual)
+    (division,) = divisions
+    assert division is not None and any(region.window is not None for region in division.regions)
+    notes = [note for capture in step.report().captures for note in capture.notes]
+    assert any("regions of" in note for note in notes) and not any("failed" in note for note in notes), notes
 
 
 @pytest.mark.slow

@@ -1,8 +1,8 @@
 """Finds repeated regions of a graph, such as equal layers, and splits the graph between them.
 
 A graph is a sequence of operations; a subsequence with the same operations on the same shapes, several times in a row,
-is the forward, backward or update of equal layers. Splits are made before matrix products where possible: their inputs and
-outputs are in memory anyway, so no fused loop is split. What is cheap to recompute (views, constants, pointwise
+is the forward, backward or update of equal layers. Splits are made before matrix products where possible: their inputs
+and outputs are in memory anyway, so no fused loop is split. What is cheap to recompute (views, constants, pointwise
 operations on inputs of a region) is computed in every region that uses it. Regions whose operations, constants and
 shapes are equal one by one are lowered once (``region_wrapper.py``).
 """

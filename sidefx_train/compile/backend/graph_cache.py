@@ -207,6 +207,8 @@ def _target(node: fx.Node) -> str:
     target: Any = node.target
     if node.op in ("placeholder", "output"):
         return ""
+    if node.op == "get_attr":
+        return _constant(getattr(node.graph.owning_module, str(target), None))
     if node.op != "call_function":
         raise CannotKeep(node.op)
     if isinstance(target, compat.OpOverload):
@@ -219,6 +221,13 @@ def _target(node: fx.Node) -> str:
     if isinstance(target, compat.HigherOrderOperator):
         raise CannotKeep(str(target))
     return f"{module}.{target.__qualname__}"
+
+
+def _constant(value: Any) -> str:
+    """Returns the text of a constant of one number, which becomes part of the code."""
+    if type(value) is not torch.Tensor or value.dim() or value.device.type != "cpu" or value.requires_grad:
+        raise CannotKeep("a constant tensor")
+    return f"constant {value.dtype} {value.item()!r}"
 
 
 def _argument(value: Any, order: dict[fx.Node, int]) -> str:

@@ -485,6 +485,18 @@ class Retracer:
 
     # --- results
 
+    def _drop_unused_numbers(self) -> None:
+        """Removes integers that only the host reads, such as the counter of a scheduler."""
+        nodes = list(self.tracer.graph.nodes)
+        placeholders = [node for node in nodes if node.op == "placeholder"]
+        unused = {n for n in placeholders if not n.users and isinstance(n.meta.get("val"), torch.SymInt)}
+        sizes = [part for node in nodes if node not in unused for part in _numbers_of(node.meta.get("val"))]
+        needed = {name for part in sizes for name in compat.symbol_names(part)}
+        dropped = {node for node in unused if needed.isdisjoint(compat.symbol_names(node.meta["val"]))}
+        self.feeds = [name for name, node in zip(self.feeds, placeholders, strict=True) if node not in dropped]
+        for node in dropped:
+            self.tracer.graph.erase_node(node)
+
     def _finish(self, wanted: Iterable[fx.Node]) -> Retraced:
         outputs: list[Any] = []
         results: dict[fx.Node, int] = {}
@@ -555,6 +567,7 @@ class Retracer:
                 aten.copy_.default(target, new)
             nodes = [self._output_node(value) for value in outputs]
         self.tracer.graph.output(tuple(nodes))
+        self._drop_unused_numbers()
         module = compat.late_module(self.tracer.root, self.tracer.graph)
         bases = self.options.bases
         return Retraced(
@@ -613,6 +626,16 @@ def _static(layout: tuple[Any, Any, Any], source: str) -> Layout:
 
 _MADE_OF_NUMBER = (aten.scalar_tensor.default,)
 _SAME_NUMBER = (aten._to_copy.default, aten.detach.default, aten.alias.default, aten.clone.default)
+
+
+def _numbers_of(value: Any) -> list[Any]:
+    """Returns the symbolic numbers that a value is, or has as sizes and strides."""
+    if isinstance(value, (list, tuple)):
+        return [part for each in value for part in _numbers_of(each)]
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+        value = [*value.shape, *value.stride(), value.storage_offset()]
+        return [part for part in value if isinstance(part, compat.SYMBOLS)]
+    return [value] if isinstance(value, compat.SYMBOLS) else []
 
 
 def _keeps_elements(x: torch.Tensor, sizes: Sequence[Any]) -> bool:

@@ -61,11 +61,12 @@ def divisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[
 
 
 def _train(
-    make: Callable[[], nn.Module], wrap: Callable[..., Any], steps: int = 4, fused: bool = True
+    make: Callable[[], nn.Module], wrap: Callable[..., Any], steps: int = 4, fused: bool = True, foreach: bool = False
 ) -> tuple[list[Any], Any]:
     torch.manual_seed(0)
     model = make()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=fused)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=fused, foreach=foreach)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     ids = torch.randint(0, 8, (3, 7))
 
     def step(ids: torch.Tensor) -> torch.Tensor:
@@ -73,6 +74,8 @@ def _train(
         loss = F.cross_entropy(model(ids).flatten(0, 1), ids.flatten() % 5)
         loss.backward()
         optimizer.step()
+        if not fused:
+            schedule.step()
         return loss.detach()
 
     step = wrap(step)
@@ -311,15 +314,19 @@ def test_numbers_that_one_region_reads_are_a_window_of_its_own() -> None:
     assert all(map(torch.equal, mine, yours))
 
 
-def test_updates_of_equal_layers_are_lowered_once(divisions: list[Division | None]) -> None:
-    """The update of an optimizer that is not fused is part of the graph."""
-    expected, _ = _train(Network, lambda step: step, fused=False)
-    actual, step = _train(Network, _compile, fused=False)
+@pytest.mark.parametrize("foreach", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_updates_of_equal_layers_are_lowered_once(divisions: list[Division | None], foreach: bool) -> None:
+    """The update of an optimizer that is not fused is part of the graph; only the host reads a scheduler's counters."""
+    expected, _ = _train(Network, lambda step: step, fused=False, foreach=foreach)
+    actual, step = _train(Network, _compile, fused=False, foreach=foreach)
     _same(expected, actual)
     (division,) = divisions
-    assert division is not None and any(region.window is not None for region in division.regions)
+    assert division is not None and (foreach or any(region.window is not None for region in division.regions))
     notes = [note for capture in step.report().captures for note in capture.notes]
     assert any("regions of" in note for note in notes) and not any("failed" in note for note in notes), notes
+    again, step = _train(Network, _compile, fused=False, foreach=foreach)
+    assert len(divisions) == 1 and all(torch.equal(a, b) for a, b in zip(actual, again, strict=True))
+    assert any("from the cache" in note for capture in step.report().captures for note in capture.notes)
 
 
 @pytest.mark.slow

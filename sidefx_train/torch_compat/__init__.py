@@ -114,6 +114,7 @@ from sidefx_train.torch_compat.early_imports import import_what_captures_need as
 from sidefx_train.torch_compat.fakes.kernels import FOR_SYMBOLS as FOR_SYMBOLS
 from sidefx_train.torch_compat.fakes.kernels import RESAMPLING as RESAMPLING
 from sidefx_train.torch_compat.fakes.kernels import TRUTH_TESTS as TRUTH_TESTS
+from sidefx_train.torch_compat.fakes.kernels import empty_resampled as empty_resampled
 from sidefx_train.torch_compat.fakes.kernels import know_ctc_loss as know_ctc_loss
 from sidefx_train.torch_compat.fakes.kernels import know_grouped_products as know_grouped_products
 from sidefx_train.torch_compat.fakes.kernels import know_kernels_for_symbols as know_kernels_for_symbols

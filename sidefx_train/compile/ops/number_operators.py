@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.ops.registration import define_operator
 
 aten = torch.ops.aten
@@ -31,6 +32,15 @@ _NAMES = (
     "threshold_backward", "uniform", "var.correction", "var_mean.correction", "xlogy.Scalar_Other",
     "xlogy.Scalar_Self", "isin.Scalar_Tensor", "isin.Tensor_Scalar", "special_xlog1py.other_scalar",
     "special_xlog1py.self_scalar", "special_zeta.other_scalar", "special_zeta.self_scalar",
+    *(
+        f"{resampling}{suffix}"
+        for resampling in (
+            "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d",
+            "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d",
+            "_upsample_bilinear2d_aa", "upsample_bicubic2d", "_upsample_bicubic2d_aa", "upsample_trilinear3d",
+        )
+        for suffix in ("", "_backward")
+    ),
     *(
         f"special_{polynomial}.{overload}"
         for polynomial in (
@@ -56,7 +66,7 @@ _NUMBERS = {
 }
 _TYPES = {
     "Tensor": "Tensor", "Optional[Tensor]": "Tensor?", "int": "int", "Optional[int]": "int?", "bool": "bool",
-    "Optional[bool]": "bool?", "List[int]": "int[]", "Optional[List[int]]": "int[]?", "List[bool]": "bool[]",
+    "Optional[bool]": "bool?", "List[int]": "SymInt[]", "Optional[List[int]]": "SymInt[]?", "List[bool]": "bool[]",
 }  # fmt: skip
 _ANY = 0.5
 """A number with which fake tensors are computed: their sizes do not depend on it."""
@@ -136,6 +146,8 @@ class NumberOperator:
     def _fake(self, *given: Any) -> Any:
         if self.op in _LIKE:
             return torch.empty_like(given[_LIKE[self.op]])
+        if "upsample" in self.name and (made := compat.empty_resampled(self.op, *given)) is not NotImplemented:
+            return made
         return self._call(given, lambda value, name: _VALID.get((self.op, name), _ANY))
 
 

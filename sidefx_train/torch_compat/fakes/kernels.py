@@ -117,13 +117,18 @@ _LOSES_LAYOUT = torch.ops.aten.upsample_bicubic2d_backward.default
 
 
 def _resampled(mode: Any, func: Any, x: Any, output_size: Any, *rest: Any, **named: Any) -> Any:
+    with mode:
+        return empty_resampled(func, x, output_size, *rest)
+
+
+def empty_resampled(func: Any, x: Any, output_size: Any, *rest: Any) -> Any:
+    """Returns an empty result of a resampling operator; :data:`NotImplemented` if no size is symbolic."""
     backward = func._schema.name.endswith("_backward")
     size = tuple(rest[0]) if backward else (*x.shape[:2], *output_size)
     if not any(isinstance(length, torch.SymInt) for length in (*x.shape, *size)) or len(size) != x.dim():
         return NotImplemented
     layout = torch.contiguous_format if func is _LOSES_LAYOUT else suggest_memory_format(x)
-    with mode:
-        return torch.empty(size, dtype=x.dtype, device=x.device, memory_format=layout)
+    return torch.empty(size, dtype=x.dtype, device=x.device, memory_format=layout)
 
 
 def know_truth_tests() -> None:

@@ -170,5 +170,5 @@ def pools_of_all_sizes() -> Iterator[None]:
 
 
 def _pooled(lower: Any, called: Any, x: Any, output_size: Any) -> Any:
-    plain = all(isinstance(length, (int, sympy.Integer)) for length in x.get_size()[-2:])
+    plain = all(isinstance(length, (int, sympy.Integer)) for length in (*x.get_size()[-2:], *output_size))
     return lower(x, output_size) if plain else called(x, output_size)

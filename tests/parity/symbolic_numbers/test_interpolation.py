@@ -1,8 +1,10 @@
-"""``F.interpolate`` of batches and images whose sizes change: one capture after the first change, bit for bit."""
+"""``F.interpolate`` of batches and images whose sizes change, or by factors that do: one
+capture after the first change, bit for bit."""
 
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ OPTIONS = [
     {"size": 5, "mode": "bilinear", "antialias": True},
     {"size": (5, 9), "mode": "bilinear", "align_corners": True},
     {"scale_factor": 0.5, "mode": "bilinear"},
+    {"scale_factor": 0.37, "mode": "bilinear"},
     {"scale_factor": (1.5, 2.25), "mode": "bicubic"},
     {"size": 5, "mode": "bicubic", "antialias": True},
     {"scale_factor": 2, "mode": "area"},
@@ -104,3 +107,72 @@ def test_arguments_that_torch_refuses(options):
     for n in (2, 3):
         with pytest.raises((ValueError, NotImplementedError)):
             captured(torch.ones(n, 1, 4, 4))
+
+
+MODES = [
+    *((1, mode) for mode in ("nearest", "nearest-exact", "linear", "area")),
+    *((2, mode) for mode in ("nearest", "nearest-exact", "bilinear", "bicubic", "area")),
+    *((3, mode) for mode in ("nearest", "nearest-exact", "trilinear", "area")),
+]
+
+
+def scaled_steps(options, dimensions, backend):
+    """Returns a step that scales by a factor, captured; and another one, which is not."""
+
+    def step(weight, x, factor):
+        made = F.interpolate(x * weight, scale_factor=factor, **options)
+        (made * torch.arange(made.numel()).view(made.shape).sin()).sum().backward()
+        with torch.no_grad():
+            weight -= 0.01 * weight.grad
+        weight.grad = None
+        return made.detach()
+
+    captured = sidefx_train.compile(step, backend=backend, keep_slower=True)
+    weights = [torch.rand(2, 3, *[9] * dimensions, generator=torch.Generator().manual_seed(0)) for _ in range(2)]
+    for weight in weights:
+        weight.requires_grad_()
+    return (step, weights[0]), (captured, weights[1])
+
+
+@pytest.mark.parametrize("recomputed", [None, True])
+@pytest.mark.parametrize(("dimensions", "mode"), MODES)
+@pytest.mark.every(2)
+def test_factor_that_changes(dimensions, mode, recomputed):
+    options = {"mode": mode, "recompute_scale_factor": recomputed}
+    (step, weight), (captured, captured_weight) = scaled_steps(options, dimensions, "eager")
+    for n, factor in enumerate((1.3, 0.7, 1.0, 2.0, 1.21, 0.57, 0.731)):
+        x = torch.randn(2, 3, *[9] * dimensions, generator=torch.Generator().manual_seed(n))
+        wanted, made = step(weight, x, factor), captured(captured_weight, x, factor)
+        assert torch.equal(wanted, made) and wanted.stride() == made.stride()
+        assert torch.equal(weight, captured_weight)
+    report = captured.report()
+    assert report.replays == 7 and len(report.captures) == 2 and not report.breaks
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"mode": "nearest"}, {"mode": "area"}, {"mode": "bicubic", "antialias": True}, {"mode": "bilinear"}],
+    ids=lambda options: options["mode"],
+)
+@pytest.mark.every(2)
+def test_factors_that_change_under_inductor(options):
+    (step, weight), (captured, captured_weight) = scaled_steps(options, 2, "inductor")
+    for n, factor in enumerate(((1.3, 0.7), (0.7, 0.8), (0.9, 0.54), (0.6, 1.21))):
+        x = torch.randn(2, 3, 9, 9, generator=torch.Generator().manual_seed(n))
+        torch.testing.assert_close(captured(captured_weight, x, factor), step(weight, x, factor), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(weight, captured_weight, rtol=1e-5, atol=1e-5)
+    report = captured.report()
+    assert report.replays == 4 and len(report.captures) == 2 and not report.breaks
+
+
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "area"])
+@pytest.mark.parametrize("factor", [0.05, -1.0, float("nan"), float("inf")])
+def test_factor_that_torch_refuses(mode, factor):
+    (step, weight), (captured, captured_weight) = scaled_steps({"mode": mode}, 2, "eager")
+    x = torch.ones(2, 3, 9, 9)
+    for each in (1.3, 0.7, 0.8):
+        captured(captured_weight, x, each)
+    with pytest.raises((RuntimeError, ValueError, OverflowError)) as wanted:
+        step(weight, x, factor)
+    with pytest.raises(wanted.type, match=re.escape(str(wanted.value))):
+        captured(captured_weight, x, factor)

@@ -184,13 +184,16 @@ class Probes:
             if None in rounded:
                 return None
         chosen = self._chosen_for(numbers, between)
-        if not _in_order(numbers, chosen) or (rounded and any(as_single(value) == value for value in chosen)):
+        compared = not _resamples(str(fn.__name__))
+        if (compared and not _in_order(numbers, chosen)) or (
+            rounded and any(as_single(value) == value for value in chosen)
+        ):
             return None
         for value, number in zip(chosen, numbers, strict=True):
             self._note(derived(value, sizes, totals), number)
         for value, number in zip(chosen, rounded, strict=False):
             self._note(derived_of_single(value), number)
-        _guard(numbers, between)
+        _guard(numbers, between, compared)
         return (fn, *_with(numbers, chosen, (args, kwargs)))
 
     def _new(self, numbers: list[torch.SymFloat], between: list[Place]) -> list[float]:
@@ -273,13 +276,19 @@ def _numbers(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tor
 @functools.lru_cache(maxsize=512)
 def reads_numbers(name: str) -> bool:
     """Returns True if torch's C++ code reads the value of a number argument of the function ``name``."""
-    if name.startswith(_SHAPING):
+    if name.startswith(_SHAPING) and not _resamples(name):
         return False
     if name in _BRANCHING:
         return True
-    packets = (getattr(aten, each, None) for each in (name, f"{name}_", f"{name}_loss"))
+    operator = name.removesuffix(".default")
+    packets = (getattr(aten, each, None) for each in (operator, f"_{operator}", f"{operator}_", f"{operator}_loss"))
     operators = (getattr(packet, each) for packet in packets if packet is not None for each in packet.overloads())
     return any(takes_double(op) for op in operators)
+
+
+def _resamples(name: str) -> bool:
+    """Returns True for operators that are given the size beside the number, which they compare with zero."""
+    return name.strip("_").startswith("upsample") and name.endswith(".default")
 
 
 def _reduced(x: Any, dim: Any = None, **_: Any) -> frozenset[int]:
@@ -301,6 +310,8 @@ def _with_single(value: float, known: dict[float, Derived]) -> dict[float, Deriv
 
 def _limits(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[float]:
     """Returns what C++ code may compare the numbers of a call with: its other numbers too."""
+    if _resamples(name):
+        return [-math.inf, 0.0, math.inf]
     given = {float(value) for value in (*args, *kwargs.values()) if type(value) is float and value == value}
     of_kernels = {_LEAST_EPS} if name.strip("_").endswith(_NORMS) and _is_on_gpu((*args, *kwargs.values())) else set()
     return sorted({*BOUNDS, *given, *of_kernels})
@@ -346,14 +357,14 @@ def _in_order(numbers: list[torch.SymFloat], values: list[float]) -> bool:
     )
 
 
-def _guard(numbers: list[torch.SymFloat], between: list[Place]) -> None:
-    """Guards that the numbers stay between their limits, and in their order."""
+def _guard(numbers: list[torch.SymFloat], between: list[Place], compared: bool) -> None:
+    """Guards that the numbers stay between their limits, and in their order if they are compared with each other."""
     for number, (low, high) in zip(numbers, between, strict=True):
         if not math.isinf(low):
             bool(number > low)
         if not math.isinf(high):
             bool(number < high)
-    for a, b in combinations(numbers, 2):
+    for a, b in combinations(numbers, 2) if compared else ():
         bool(a < b)
         bool(a > b)
 

@@ -1,4 +1,4 @@
-"""``F.interpolate`` of tensors of symbolic sizes, strides or offsets.
+"""``F.interpolate`` of tensors of symbolic sizes, strides or offsets, or by a factor that changes.
 
 torch's C++ function asks for plain sizes. The operators that it calls accept symbolic ones.
 """
@@ -22,7 +22,15 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
-_NEAREST = frozenset({"nearest", "nearest-exact"})
+_EXACT = frozenset({"nearest", "nearest-exact", "area"})
+"""Modes that refuse ``align_corners``."""
+
+
+def _mean_of_line(x: torch.Tensor, size: list[Any]) -> torch.Tensor:
+    """``F.adaptive_avg_pool1d``, as its C++ code composes it."""
+    return F.adaptive_avg_pool2d(x.unsqueeze(-2), (1, *size)).squeeze(-2)
+
+
 _OPERATORS: dict[tuple[int, str, bool], Any] = {
     (1, "nearest", False): aten.upsample_nearest1d.default,
     (2, "nearest", False): aten.upsample_nearest2d.default,
@@ -36,6 +44,9 @@ _OPERATORS: dict[tuple[int, str, bool], Any] = {
     (2, "bicubic", False): aten.upsample_bicubic2d.default,
     (2, "bicubic", True): aten._upsample_bicubic2d_aa.default,
     (3, "trilinear", False): aten.upsample_trilinear3d.default,
+    (1, "area", False): _mean_of_line,
+    (2, "area", False): F.adaptive_avg_pool2d,
+    (3, "area", False): F.adaptive_avg_pool3d,
 }
 """By number of spatial dimensions, mode and antialiasing."""
 _MOST_PARTS = 64
@@ -54,21 +65,23 @@ def _interpolate(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any
         return ABSENT
     sizes, factors = _spread(size, x.dim() - 2), _spread(factor, x.dim() - 2)
     layout = (*x.shape, *x.stride(), x.storage_offset())  # a crop at a random place has plain sizes
-    if not any(safe_isinstance(each, torch.SymInt) for each in (*layout, *(sizes or ()))):
+    if not any(safe_isinstance(each, compat.SYMBOLS) for each in (*layout, *(sizes or ()), *(factors or ()))):
         return ABSENT
     known = type(mode) is str and type(antialias) is bool
     operator = _OPERATORS.get((x.dim() - 2, mode, antialias)) if known else None
-    nearest = mode in _NEAREST
-    if operator is None or (nearest and corners is not None) or corners not in (None, True, False):
+    exact = mode in _EXACT
+    if operator is None or (exact and corners is not None) or corners not in (None, True, False):
         return ABSENT
     if (sizes is None) == (factors is None) or (recomputed and sizes is not None):
         return ABSENT
     if factors is not None:
-        sizes = [_scaled(length, each) for length, each in zip(x.shape[2:], factors, strict=True)]
+        sizes = [_scaled(world, length, each) for length, each in zip(x.shape[2:], factors, strict=True)]
     if sizes is None or not all(type(each) is int or safe_isinstance(each, torch.SymInt) for each in sizes):
         return ABSENT
-    scales = [None] * len(sizes) if factors is None or recomputed else [float(each) for each in factors]
-    options = () if nearest else (bool(corners),)
+    if mode == "area":
+        return world.guarded(operator, (x, sizes), {})
+    scales = [None] * len(sizes) if factors is None or recomputed else list(map(torch.sym_float, factors))
+    options = () if exact else (bool(corners),)
     return world.guarded(operator, (x, sizes, *options, *scales), {})
 
 
@@ -80,11 +93,15 @@ def _spread(value: Any, dimensions: int) -> list[Any] | None:
     return found if len(found) == dimensions else None
 
 
-def _scaled(length: Any, factor: Any) -> Any:
-    """Returns the size of a scaled dimension; ``None`` if that is not exact in integers."""
+def _scaled(world: TraceWorld, length: Any, factor: Any) -> Any:
+    """Returns the size of a scaled dimension; ``None`` for what is no factor."""
+    if safe_isinstance(factor, torch.SymFloat):
+        return world.computed_numbers.call(int, (torch.sym_float(length) * factor,), {})
     if type(factor) not in (int, float) or not math.isfinite(factor) or factor <= 0:
         return None
     if type(length) is int:
         return int(length * float(factor))
     over, under = factor.as_integer_ratio()
-    return length * over // under if under <= _MOST_PARTS else None
+    if under <= _MOST_PARTS:  # exact in integers
+        return length * over // under
+    return world.computed_numbers.call(int, (torch.sym_float(length) * factor,), {})

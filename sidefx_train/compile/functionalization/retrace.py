@@ -7,7 +7,7 @@ result that the runner copies. Number arguments become 0-dim tensors (``tensor_s
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,14 +17,16 @@ from torch import fx
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.functionalization import memory_format as layouts
 from sidefx_train.compile.functionalization.error_hazards import FACTORIZED, IndexUse
+from sidefx_train.compile.functionalization.expanded_views import keeps_elements, unexpanded
 from sidefx_train.compile.functionalization.fused_optimizers import fused_update, fused_update_op
+from sidefx_train.compile.functionalization.number_inputs import NumberInputs
 from sidefx_train.compile.functionalization.op_rewrites import (
     CHANNELS_LAST,
     REWRITES,
     batch_norm_with_changing_numbers,
 )
 from sidefx_train.compile.functionalization.optimizer_tail import is_fused_update
-from sidefx_train.compile.functionalization.scalar_placement import ScalarPlan, is_scalar_node, is_unknown_size
+from sidefx_train.compile.functionalization.scalar_placement import ScalarPlan, is_scalar_node
 from sidefx_train.compile.functionalization.synthetic_bases import members, place_in, view_of
 from sidefx_train.compile.functionalization.tensor_scalar_ops import (
     TensorScalar,
@@ -34,9 +36,7 @@ from sidefx_train.compile.functionalization.tensor_scalar_ops import (
     has_tensor_scalar,
 )
 from sidefx_train.compile.graph.artifacts import SyntheticBase, TracedGraph, is_scalar
-from sidefx_train.compile.graph.devices import accelerator_of
-from sidefx_train.compile.graph.fx_utils import written_args
-from sidefx_train.compile.graph.number_arguments import replace_constants, takes_double, takes_size
+from sidefx_train.compile.graph.number_arguments import replace_constants, takes_double
 from sidefx_train.compile.graph.strided_layout import extent
 from sidefx_train.compile.graph.view_chains import STRIDED, changes_layout
 from sidefx_train.compile.ops.runtime_assert import RUNTIME_ASSERT
@@ -86,9 +86,10 @@ class Retraced:
     """Result of :func:`retrace`.
 
     Attributes:
-        module: the new graph; its outputs are the values of ``results``.
         feeds: source of each placeholder.
         packed: variables in the scalar buffer.
+        bases: storages in which inputs overlap.
+        module: the new graph; its outputs are the values of ``results``.
         results: output position of a traced node's value.
         final: output position of the new value of an input or base with a deferred mutation.
         mutated: input positions that the graph writes.
@@ -96,20 +97,19 @@ class Retraced:
         layouts: (size, stride, offset) of the results.
         report: output position of the flag that an index was out of range, a matrix could not be factorized, or an
             assumed condition did not hold.
-        bases: storages in which inputs overlap.
-        mutated_bases: those that the graph writes.
+        mutated_bases: positions of the bases that the graph writes.
     """
 
-    module: fx.GraphModule
     feeds: list[str]
     packed: list[str]
-    results: dict[fx.Node, int]
-    final: dict[str, int]
-    mutated: list[int]
-    metadata: dict[int, Layout]
+    bases: tuple[SyntheticBase, ...] = ()
+    module: fx.GraphModule = field(init=False)
+    results: dict[fx.Node, int] = field(default_factory=dict)
+    final: dict[str, int] = field(default_factory=dict)
+    mutated: list[int] = field(default_factory=list)
+    metadata: dict[int, Layout] = field(default_factory=dict)
     layouts: dict[fx.Node, tuple[Any, Any, Any]] = field(default_factory=dict)
     report: int | None = None
-    bases: tuple[SyntheticBase, ...] = ()
     mutated_bases: list[int] = field(default_factory=list)
 
 
@@ -123,15 +123,13 @@ class Retracer:
         self.tracer = compat.new_proxy_tracer()
         self.env: dict[fx.Node, Any] = {}
         self.feeds: list[str] = []
-        self.packed: list[str] = []
         self.fakes: dict[fx.Node, torch.Tensor] = {}
         self.flags: list[torch.Tensor] = []
         self.members = members(options.bases, traced.inputs)
         self.base_fakes: list[torch.Tensor] = []
         self.base_values: list[Any] = []
-        self.accelerator = accelerator_of(traced.module.graph)
-        self._on_accelerator: set[fx.Node] = set()
-        """Operations that put numbers into tensors on the host which only the accelerator uses."""
+        self.numbers = NumberInputs(traced, plan, options.skip, options.tensor_scalars)
+        self.slots: list[TensorScalar] = []
         self.placeholders = [n for n in traced.module.graph.nodes if n.op == "placeholder"]
         self.member_of = {self.placeholders[position]: member for position, member in self.members.items()}
         self.metadata_mutated = {options.same[n]: n for n in traced.module.graph.nodes if changes_layout(n)}
@@ -141,7 +139,7 @@ class Retracer:
         """Records the graph; ``wanted`` nodes become results."""
         fake_mode = self.traced.fake_mode
         entries = self._entry_fakes()
-        packed = self._packed_fake()
+        packed = self.numbers.block()
         with compat.functionalizing(fake_mode, self.tracer, self.options.decompositions):
             with compat.below_functionalization():
                 self._make_placeholders(entries, packed)
@@ -153,7 +151,7 @@ class Retracer:
                 self.env[self.placeholders[position]] = view_of(self.base_values[member.base], member)
             if packed is not None:
                 block = compat.to_functional(packed)
-                self.slots = [TensorScalar(block.select(0, i)) for i in range(len(self.packed))]
+                self.slots = [TensorScalar(block.select(0, i)) for i in range(len(self.numbers.packed))]
             for node in self.traced.module.graph.nodes:
                 if node.op in ("call_function", "get_attr") and node not in self.options.skip:
                     self._step(node)
@@ -180,56 +178,6 @@ class Retracer:
         unbound = compat.unbound_symbols([*entries.values(), *self.base_fakes])
         return entries | {node: value for node, value in numbers.items() if compat.symbol_of(value) in unbound}
 
-    def _fed(self) -> list[fx.Node]:
-        """Returns the host numbers that tensor operations read, in graph order."""
-        fed: dict[fx.Node, None] = {}
-        host = self.plan.host.names
-        for node in self.traced.module.graph.nodes:
-            if node.op != "call_function" or node in self.options.skip:
-                continue
-            if is_scalar_node(node) and node not in self.plan.late:
-                continue
-            for arg in node.all_input_nodes:
-                if (arg in host and not isinstance(arg.meta.get("val"), (torch.SymInt, torch.SymBool, int))) or (
-                    arg in host and self._is_fed(arg)
-                ):
-                    fed[arg] = None
-        return list(fed)
-
-    def _is_fed(self, node: fx.Node) -> bool:
-        """Returns True for an integer computed outside the graph: from a tensor's contents, or from a symbolic float.
-
-        Sizes, of inputs or of results of such numbers, and numbers computed from sizes are not.
-        """
-        val = node.meta.get("val")
-        known = (node in self.plan.host.names or node in self.plan.late) and node not in self.plan.sizes
-        return known and isinstance(val, torch.SymInt) and (compat.is_unbacked(val) or compat.comes_from_float(val))
-
-    def _packed_fake(self) -> torch.Tensor | None:
-        """Returns the block of host numbers, on the accelerator if the graph has one: kernels there read it."""
-        self.fed = self._fed()
-        if not self.options.tensor_scalars or not self.fed:
-            return None
-        self._refuse_numbers_on_two_devices()
-        names = dict.fromkeys(self.plan.host.names[n] for n in self.fed)
-        self.packed = list(names)
-        self.slot_of = {n: self.packed.index(self.plan.host.names[n]) for n in self.fed}
-        with self.traced.fake_mode:
-            return torch.empty(len(self.packed), dtype=torch.float64, device=self.accelerator or "cpu")
-
-    def _refuse_numbers_on_two_devices(self) -> None:
-        if self.accelerator is None:
-            return
-        for node in self.fed:
-            for _, user in self._tensor_uses(node):
-                value = user.meta.get("val")
-                chain = _used_on(user, self.accelerator)
-                if chain:
-                    self._on_accelerator.update(chain)
-                elif isinstance(value, torch.Tensor) and value.device.type == "cpu":
-                    reason = f"{user.target} on the CPU takes a number that changes from call to call, in a step on"
-                    raise BackendError("SFX201", f"{reason} {self.accelerator}")
-
     def _make_placeholders(self, entries: dict[fx.Node, Any], packed: torch.Tensor | None) -> None:
         for i, node in enumerate(self.placeholders):
             if node not in entries:
@@ -243,9 +191,9 @@ class Retracer:
             self._placeholder(f"b{i}", fake)
         if packed is not None:
             self._placeholder("packed", packed)
-        elif self.fed and not self.options.tensor_scalars:
+        else:
             named: dict[str, Any] = {}
-            for node in self.fed:
+            for node in self.numbers.nodes:
                 name = self.plan.host.names[node]
                 if node in self.env:
                     continue
@@ -265,12 +213,12 @@ class Retracer:
         if node.op == "get_attr":
             self.env[node] = self._constant(node)
             return
-        if self.options.tensor_scalars and node in getattr(self, "slot_of", {}):
-            self.env[node] = self.slots[self.slot_of[node]]
+        if node in self.numbers.slot_of:
+            self.env[node] = self.slots[self.numbers.slot_of[node]]
             return
         if node in self.env:
             return
-        if is_scalar_node(node) and not self._needed_in_graph(node):
+        if is_scalar_node(node) and not self.numbers.needed_in_graph(node):
             if node.target is aten._local_scalar_dense.default and node in self.plan.late:
                 # The current value: a later in-place operation does not change the number.
                 self.env[node] = compat.from_functional(self._value(node.args[0]).clone())  # type: ignore[arg-type]
@@ -293,8 +241,8 @@ class Retracer:
         safe = {use.index: self._clamped(use) for use in self.options.guarded.get(node, ())}
         args = fx.map_arg(node.args, lambda n: safe[n] if n in safe else self._value(n))
         kwargs = fx.map_arg(node.kwargs, lambda n: safe[n] if n in safe else self._value(n))
-        if node in self._on_accelerator and "device" in kwargs:
-            kwargs = {**kwargs, "device": self.accelerator, "pin_memory": False}
+        if node in self.numbers.on_accelerator and "device" in kwargs:
+            kwargs = {**kwargs, "device": self.numbers.accelerator, "pin_memory": False}
         made = self._call(node, node.target, args, dict(kwargs))
         self.env[node] = self._as_laid_out(node, made) if node.target in compat.LAYOUTS else made
 
@@ -346,45 +294,11 @@ class Retracer:
         self.flags.append(bad.any())
         return clamped
 
-    def _needed_in_graph(self, node: fx.Node) -> bool:
-        """Returns False for numbers that only the host needs."""
-        if is_unknown_size(node):
-            return True
-        if isinstance(node.meta.get("val"), torch.SymInt) and not self._is_fed(node):
-            return node not in self.plan.host.names or self._reaches_tensor(node)
-        return node in self.plan.late and self._reaches_tensor(node)
-
-    def _reaches_tensor(self, node: fx.Node) -> bool:
-        return next(self._tensor_uses(node), None) is not None
-
-    def _becomes_size(self, node: fx.Node) -> bool:
-        """Returns True for an integer of a tensor from which a size, or another number that selects elements, is
-        computed.
-
-        Without asserts on sizes, such a graph would not raise where eager's kernels do.
-        """
-        if not self.traced.asserts_sizes or not isinstance(node.meta.get("val"), torch.SymInt):
-            return False
-        return any(takes_size(user, number) for number, user in self._tensor_uses(node))
-
-    def _tensor_uses(self, node: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
-        """Yields the uses of a number, or of numbers computed from it, by tensor operations."""
-        stack, seen = [(node, user) for user in node.users], set()
-        while stack:
-            number, user = stack.pop()
-            if (number, user) in seen or user.op == "output" or user in self.options.skip:
-                continue
-            seen.add((number, user))
-            if is_scalar_node(user):
-                stack.extend((user, after) for after in user.users)
-            else:
-                yield number, user
-
     def _value(self, node: fx.Node) -> Any:
         if node in self.env:
             return self.env[node]
-        if self.options.tensor_scalars and node in getattr(self, "slot_of", {}):
-            return self.slots[self.slot_of[node]]
+        if node in self.numbers.slot_of:
+            return self.slots[self.numbers.slot_of[node]]
         raise BackendError("SFX201", f"no value for {node.format_node()}")
 
     def _constant(self, node: fx.Node) -> torch.Tensor | fx.GraphModule:
@@ -431,8 +345,8 @@ class Retracer:
             return batch_norm_with_changing_numbers(*args)
         if rule is not None:
             return rule(*args, **kwargs)
-        if target is aten.expand.default and self._is_written(node) and _keeps_elements(args[0], args[1]):
-            return _unexpanded(args[0], args[1])
+        if target is aten.expand.default and self._is_written(node) and keeps_elements(args[0], args[1]):
+            return unexpanded(args[0], args[1])
         if target in layouts.DRAWS and not has_tensor_scalar((args, kwargs)):
             return layouts.drawn(target, args[0], node.args[0].meta["val"], args[1:], kwargs)  # type: ignore[union-attr]
         if target is aten.view.default and self.options.channels_last:
@@ -444,7 +358,7 @@ class Retracer:
                 return call_number(target, args)
             return compat.symbolic_function(target)(*args, **kwargs) if _symbolic(args) else target(*args, **kwargs)
         if self.options.tensor_scalars:
-            if target is aten._local_scalar_dense.default and not self._becomes_size(node):
+            if target is aten._local_scalar_dense.default and not self.numbers.becomes_size(node):
                 return TensorScalar(args[0].reshape(()).to(torch.float64))
             out = call_foreach(target, args, kwargs)
             if out is not NotImplemented:
@@ -459,7 +373,7 @@ class Retracer:
     def _is_own_constant(self, source: Any) -> bool:
         """Returns True for a 0-dim constant on the host that one operation copies: in a graph of an accelerator, the
         copy would be a kernel of the host."""
-        is_constant = self.accelerator is not None and source.op == "get_attr" and len(source.users) == 1
+        is_constant = self.numbers.accelerator is not None and source.op == "get_attr" and len(source.users) == 1
         return is_constant and self.options.tensor_scalars and source.meta["val"].dim() == 0
 
     def _call_with_probes(self, node: fx.Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -499,80 +413,81 @@ class Retracer:
 
     def _finish(self, wanted: Iterable[fx.Node]) -> Retraced:
         outputs: list[Any] = []
-        results: dict[fx.Node, int] = {}
-        shapes: dict[fx.Node, tuple[Any, Any, Any]] = {}
+        made = Retraced(self.feeds, self.numbers.packed, self.options.bases)
         for node in wanted:
-            value = self.env[node]
-            if isinstance(value, TensorScalar):
-                value = value.value
-            elif isinstance(value, torch.Tensor):
-                made = compat.from_functional(value)
-                if (made.is_neg(), made.is_conj()) != _bits(node.meta.get("val")):  # an alias of another one
-                    value = aten.clone.default(value)
-                    made = compat.from_functional(value)
-                value = layouts.like_captured(value, tuple(made.stride()), node.meta.get("val"))
-            plain = compat.from_functional(value)
-            results[node] = len(outputs)
+            plain = self._result(node)
+            made.results[node] = len(outputs)
             outputs.append(plain)
             if isinstance(plain, torch.Tensor):
-                shapes[node] = (tuple(plain.shape), tuple(plain.stride()), plain.storage_offset())
-        report, failed = None, None
+                made.layouts[node] = (tuple(plain.shape), tuple(plain.stride()), plain.storage_offset())
+        failed = None
         if self.flags:
-            report = len(outputs)
+            made.report = len(outputs)
             failed = torch.stack(self.flags).any()
             outputs.append(compat.from_functional(failed))
-        mutated: list[int] = []
-        mutated_bases: list[int] = []
-        updates: list[tuple[torch.Tensor, torch.Tensor]] = []
-        final: dict[str, int] = {}
-        metadata: dict[int, Layout] = {}
-        for i, node in enumerate(self.placeholders):
-            value = self.env.get(node)
-            if node not in self.fakes or value is None:
-                continue
-            new = compat.from_functional(value)
-            entry = self.fakes[node]
-            if compat.storage_replaced(value):
-                raise BackendError("SFX201", f"the step replaces the storage of {self.traced.inputs[i].source}")
-            written = compat.has_data_mutation(value)
-            layout = self._new_layout(i)
-            moved = compat.has_metadata_mutation(value) and layout is not None
-            if moved:
-                assert layout is not None, "its layout has changed"
-                metadata[i] = layout
-            if not written:
-                continue
-            if moved or node in self.options.defer:
-                final[f"a{i}"] = len(outputs)
-                outputs.append(new)
-            else:
-                mutated.append(i)
-                updates.append((entry, self._unless(failed, entry, new)))
-        for i in self.members:
-            layout = self._new_layout(i)
-            if layout is not None:
-                metadata[i] = layout
-        for i, (base, value) in enumerate(zip(self.options.bases, self.base_values, strict=True)):
-            new = compat.from_functional(value)
-            if not compat.has_data_mutation(value):
-                continue
-            if any(self.placeholders[m] in self.options.defer for m in base.members):
-                final[f"b{i}"] = len(outputs)
-                outputs.append(new)
-            else:
-                mutated_bases.append(i)
-                updates.append((self.base_fakes[i], self._unless(failed, self.base_fakes[i], new)))
+        updates = [*self._input_updates(made, outputs), *self._base_updates(made, outputs)]
+        updates = [(old, self._unless(failed, old, new)) for old, new in updates]
         with compat.below_functionalization():
             for target, new in updates:
                 aten.copy_.default(target, new)
             nodes = [self._output_node(value) for value in outputs]
         self.tracer.graph.output(tuple(nodes))
         self._drop_unused_numbers()
-        module = compat.late_module(self.tracer.root, self.tracer.graph)
-        bases = self.options.bases
-        return Retraced(
-            module, self.feeds, self.packed, results, final, mutated, metadata, shapes, report, bases, mutated_bases
-        )
+        made.feeds = self.feeds
+        made.module = compat.late_module(self.tracer.root, self.tracer.graph)
+        return made
+
+    def _result(self, node: fx.Node) -> Any:
+        """Returns a node's value as an output of the graph."""
+        value = self.env[node]
+        if isinstance(value, TensorScalar):
+            value = value.value
+        elif isinstance(value, torch.Tensor):
+            made = compat.from_functional(value)
+            if (made.is_neg(), made.is_conj()) != _bits(node.meta.get("val")):  # an alias of another one
+                value = aten.clone.default(value)
+                made = compat.from_functional(value)
+            value = layouts.like_captured(value, tuple(made.stride()), node.meta.get("val"))
+        return compat.from_functional(value)
+
+    def _input_updates(self, made: Retraced, outputs: list[Any]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Notes the inputs that the graph changes; yields those that it writes itself, with their new values."""
+        for i, node in enumerate(self.placeholders):
+            value = self.env.get(node)
+            if node not in self.fakes or value is None:
+                continue
+            if compat.storage_replaced(value):
+                raise BackendError("SFX201", f"the step replaces the storage of {self.traced.inputs[i].source}")
+            layout = self._new_layout(i)
+            moved = compat.has_metadata_mutation(value) and layout is not None
+            if moved:
+                assert layout is not None, "its layout has changed"
+                made.metadata[i] = layout
+            if not compat.has_data_mutation(value):
+                continue
+            if moved or node in self.options.defer:
+                made.final[f"a{i}"] = len(outputs)
+                outputs.append(compat.from_functional(value))
+            else:
+                made.mutated.append(i)
+                yield self.fakes[node], compat.from_functional(value)
+
+    def _base_updates(self, made: Retraced, outputs: list[Any]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The same for inputs that share storages, and for these."""
+        for i in self.members:
+            layout = self._new_layout(i)
+            if layout is not None:
+                made.metadata[i] = layout
+        for i, (base, value) in enumerate(zip(self.options.bases, self.base_values, strict=True)):
+            new = compat.from_functional(value)
+            if not compat.has_data_mutation(value):
+                continue
+            if any(self.placeholders[m] in self.options.defer for m in base.members):
+                made.final[f"b{i}"] = len(outputs)
+                outputs.append(new)
+            else:
+                made.mutated_bases.append(i)
+                yield self.base_fakes[i], new
 
     def _unless(self, failed: torch.Tensor | None, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         """Returns the value to write to an input: its old one where a condition of the graph did not hold."""
@@ -624,10 +539,6 @@ def _static(layout: tuple[Any, Any, Any], source: str) -> Layout:
     return layout
 
 
-_MADE_OF_NUMBER = (aten.scalar_tensor.default,)
-_SAME_NUMBER = (aten._to_copy.default, aten.detach.default, aten.alias.default, aten.clone.default)
-
-
 def _numbers_of(value: Any) -> list[Any]:
     """Returns the symbolic numbers that a value is, or has as sizes and strides."""
     if isinstance(value, (list, tuple)):
@@ -636,51 +547,3 @@ def _numbers_of(value: Any) -> list[Any]:
         value = [*value.shape, *value.stride(), value.storage_offset()]
         return [part for part in value if isinstance(part, compat.SYMBOLS)]
     return [value] if isinstance(value, compat.SYMBOLS) else []
-
-
-def _keeps_elements(x: torch.Tensor, sizes: Sequence[Any]) -> bool:
-    """Returns True if an expansion to some sizes shows each element once."""
-    new = len(sizes) - x.dim()
-    return all(_is_one(size) for size in sizes[:new]) and all(
-        _is_one(size) or _is_same(size, old) for size, old in zip(sizes[new:], x.shape, strict=True)
-    )
-
-
-def _unexpanded(x: torch.Tensor, sizes: Sequence[Any]) -> torch.Tensor:
-    """Returns a view in place of such an expansion: of a write to one, functionalization adds the difference, which
-    rounds, and is NaN where an infinity was."""
-    new = len(sizes) - x.dim()
-    own = [aten.sym_size.int(x, i) if type(size) is int and size == -1 else size for i, size in enumerate(sizes[new:])]
-    return aten.view.default(x, [*sizes[:new], *own])  # type: ignore[no-any-return]
-
-
-def _is_one(size: Any) -> bool:
-    return type(size) is int and size == 1
-
-
-def _is_same(size: Any, old: Any) -> bool:
-    """Returns True for the size that a dimension has, without asking what symbols stand for."""
-    if type(size) is int:
-        return size == -1 or (type(old) is int and size == old)
-    return type(old) is not int and bool(size.node.expr == old.node.expr)
-
-
-def _used_on(node: fx.Node, device: torch.device) -> set[fx.Node]:
-    """Returns the operations that put a number into a tensor on the host, if it is only used on a device; else an empty
-    set. Kernels there take such a tensor as one of their own."""
-    if node.target not in _MADE_OF_NUMBER or node.meta["val"].device.type != "cpu":
-        return set()
-    chain, waiting = {node}, [node]
-    while waiting:
-        made = waiting.pop()
-        for user in made.users:
-            values = [user.meta.get("val"), *(each.meta["val"] for each in written_args(user))]
-            places = {value.device for value in values if isinstance(value, torch.Tensor)}
-            if places == {device}:
-                continue
-            if user.target not in _SAME_NUMBER:
-                return set()
-            if user not in chain:
-                chain.add(user)
-                waiting.append(user)
-    return chain

@@ -13,7 +13,7 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.capture.interceptors.nn.packed_sequences import once_differentiated
+from sidefx_train.compile.capture.interceptors.derivatives import once_differentiated
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.ops.jagged_attention import JaggedAttention
@@ -128,7 +128,11 @@ def _attended(
     rows = [call(compat.JAGGED.values, (call(torch.transpose, (each, 1, 2), {}),), {}) for each in given]
     offsets = [each._offsets for each in given]
     factor = 1.0 / math.sqrt(size) if scale is None else scale
-    made = world.guarded(JaggedAttention.apply, (once_differentiated(world), *rows, *offsets, factor), {})
+    made = world.guarded(
+        JaggedAttention.apply,
+        (once_differentiated(world, "attention of rows of several lengths"), *rows, *offsets, factor),
+        {},
+    )
     known = {name: world.interp.getattr(query, f"_maybe_{name}") for name in ("min_seqlen", "max_seqlen")}
     view = call(compat.VIEW_OF_ROWS, (made, query._offsets), {"lengths": query._lengths, **known})
     return call(torch.transpose, (view, 1, 2), {})

@@ -5,22 +5,22 @@ Torch's C code reads lengths and batch sizes, to choose by them what it computes
 
 from __future__ import annotations
 
-import functools
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.interceptors.derivatives import once_differentiated
 from sidefx_train.compile.capture.recording.constant_folding import constant_value
 from sidefx_train.compile.capture.world.symbolic_numbers.scalar_tensors import host_value
 from sidefx_train.compile.common import interceptor_registry as registry
-from sidefx_train.compile.common.distributed_models import refuse_whole
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.ops import packed_sequences as ops
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
+
+_ROWS = "rows of several lengths"
 
 
 @registry.intercept(compat.pack_sequences)
@@ -39,7 +39,9 @@ def _pack(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     times = world.guarded(torch.arange, (longest,), {}).unsqueeze(1)
     batch_sizes = world.guarded(torch.sum, (lengths > times, 1), {})
     time_first = input.transpose(0, 1) if batch_first else input
-    data = world.guarded(ops.Pack.apply, (once_differentiated(world), time_first, lengths, batch_sizes, total), {})
+    data = world.guarded(
+        ops.Pack.apply, (once_differentiated(world, _ROWS), time_first, lengths, batch_sizes, total), {}
+    )
     return data, batch_sizes
 
 
@@ -55,23 +57,11 @@ def _pad(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     if batch is None:
         world.host_reads.want((batch_sizes,))
         return ABSENT
-    check = once_differentiated(world)
+    check = once_differentiated(world, _ROWS)
     padded = world.guarded(ops.Pad.apply, (check, data, batch_sizes, float(value), time, batch), {})
     places = world.guarded(torch.arange, (batch,), {})
     lengths = world.guarded(torch.sum, (batch_sizes.unsqueeze(1) > places, 0), {})
     return (padded.transpose(0, 1) if batch_first else padded), lengths
-
-
-def once_differentiated(world: TraceWorld) -> Any:
-    """Returns a function that stops the capture if a backward is to be differentiated."""
-    return functools.partial(_check, weakref.ref(world))
-
-
-def _check(reference: Any) -> None:
-    world = reference()
-    assert world is not None, "a backward is recorded after its capture"
-    if torch.is_grad_enabled():
-        refuse_whole("SFX102", "the derivative of the backward of rows of several lengths", world.locate())
 
 
 def _number(world: TraceWorld, tensor: torch.Tensor) -> Any:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from sidefx_train.compile.capture.interceptors.nn.packed_sequences import is_captured, once_differentiated
+from sidefx_train.compile.capture.interceptors.derivatives import once_differentiated
+from sidefx_train.compile.capture.interceptors.nn.packed_sequences import is_captured
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.distributed_models import refuse_whole
 from sidefx_train.compile.common.sentinels import ABSENT
@@ -129,7 +130,7 @@ def _layer(
     if batch_sizes is None and _runs_on_onednn(cells, data, weights):
         summed = []  # one call, which returns one gradient of each
     nodes = [world.tracer.node_of(tensor) for tensor in summed if tensor.requires_grad]
-    check = functools.partial(_check, once_differentiated(world), weakref.ref(world), tuple(nodes))
+    check = functools.partial(_check, once_differentiated(world, "a recurrent layer"), weakref.ref(world), tuple(nodes))
     return world.guarded(
         recurrent_layers.RecurrentLayer.apply, (check, cells, data, batch_sizes, *states, *weights), {}
     )

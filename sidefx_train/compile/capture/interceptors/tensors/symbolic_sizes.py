@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.capture.interceptors.nn.packed_sequences import once_differentiated
+from sidefx_train.compile.capture.interceptors.derivatives import once_differentiated
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
@@ -166,7 +166,7 @@ def _cumprod(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         return ABSENT
     if not _is_symbolic(x.shape[dim]):
         return ABSENT
-    return world.guarded(Cumprod.apply, (once_differentiated(world), x, dim), {})
+    return world.guarded(Cumprod.apply, (once_differentiated(world, "cumprod"), x, dim), {})
 
 
 # ---------------------------------------------------------------------- spectra

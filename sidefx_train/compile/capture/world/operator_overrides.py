@@ -237,7 +237,7 @@ class Operators:
 
     def _touch_operands(self, name: str, args: tuple[Any, ...]) -> None:
         if name in _UNIONS and type(args[0]) is dict:
-            self.world.calls.touch_entries(args, name)
+            self.world.calls.reads.touch_entries(args, name)
             return
         keyed, joins = name == "contains" and type(args[0]) in HASHED, joins_items(name, args)
         for i, value in enumerate(args):

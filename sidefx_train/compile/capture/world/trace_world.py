@@ -349,7 +349,7 @@ class TraceWorld(CaptureWorldAPI):
         return self.deferral.changed_dtype()
 
     def touch(self, value: Any, deep: bool = True, asked: str = "") -> None:
-        self.calls.touch(value, deep, asked)
+        self.calls.reads.touch(value, deep, asked)
 
     @transparent
     def intercept_call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -11,6 +11,8 @@ finished.
 
 from __future__ import annotations
 
+import functools
+import math
 import operator
 from dataclasses import dataclass
 from typing import Any
@@ -116,11 +118,14 @@ def _indices(node: fx.Node) -> list[tuple[fx.Node, int | None, int | None, bool]
         return [(args[1], _size(args[0], 0), None, False)]  # type: ignore[list-item]
     if name == "embedding_dense_backward":
         return [(args[1], args[2] if isinstance(args[2], int) else None, None, False)]  # type: ignore[list-item]
-    if name in ("gather", "scatter", "scatter_add", "scatter_reduce", "index_select", "index_add", "index_copy"):
-        return [(args[2], _size(args[0], args[1]), None, False)]  # type: ignore[list-item, arg-type]
-    if name == "put":
+    if name in _ALONG_DIM:
+        return [(args[2], _size(args[0], args[1]), None, name == "index_fill")]  # type: ignore[list-item, arg-type]
+    if name in ("put", "take"):
         size = args[0].meta["val"].numel()  # type: ignore[union-attr]
         return [(args[1], size if isinstance(size, int) else None, None, True)]  # type: ignore[list-item]
+    if name in ("max_unpool2d", "max_unpool3d"):
+        size = math.prod(args[2])  # type: ignore[arg-type]
+        return [(args[1], size if isinstance(size, int) else None, None, False)]  # type: ignore[list-item]
     if name in ("index", "index_put", "_unsafe_index", "_unsafe_index_put", "_index_put_impl"):
         if name.startswith("_unsafe"):
             return []
@@ -131,19 +136,20 @@ def _indices(node: fx.Node) -> list[tuple[fx.Node, int | None, int | None, bool]
     return None
 
 
-_RAISES = (
-    "embedding_bag",
-    "take",
-    "_assert",
-    "linalg_cholesky",
-    "linalg_inv",
-    "linalg_solve",
-    "multinomial",
-    "kthvalue",
-    "_ctc_loss",
-    "pack_padded_sequence",
+_ALONG_DIM = frozenset(
+    {
+        *("gather", "scatter", "scatter_add", "scatter_reduce"),
+        *("index_select", "index_add", "index_copy", "index_fill", "index_reduce"),
+    }
 )
-"""What the names of operations begin with that may raise because of values."""
+"""Operations whose arguments begin with a tensor, a dimension and indices along it."""
+
+_RAISES = (
+    *("_assert", "_ctc_loss", "pack_padded_sequence", "segment_reduce", "repeat_interleave", "masked_scatter"),
+    *("_linalg_svd", "_linalg_eigh", "linalg_eig", "linalg_pinv", "linalg_lstsq", "cholesky_inverse"),
+    *("multinomial", "poisson", "binomial", "histc", "histogram", "_histogramdd", "bincount", "kthvalue"),
+)
+"""What the names of operations begin with that may raise because of values. Kernels named ``_ex`` return a status."""
 
 _RAISE = frozenset(
     {"index", "index_put", "index_put_", "binary_cross_entropy", "multi_margin_loss", "multilabel_margin_loss_forward"}
@@ -167,7 +173,7 @@ def find_raising_ops(graph: fx.Graph, aliases: Aliases) -> RaisingOps:
         if _asserts_on_device(node, name):
             continue
         if found is None:
-            if any(name.startswith(word) for word in _RAISES) or name in _RAISE:
+            if _may_raise(node, name):
                 unchecked[node] = None
                 unknown.add(node)
             continue
@@ -187,6 +193,43 @@ def find_raising_ops(graph: fx.Graph, aliases: Aliases) -> RaisingOps:
                 checks[IndexCheck(placeholders[source], low, size, ignore, _selected(way))] = None
     known = {node: tuple(found) for node, found in uses.items() if node not in unknown}
     return RaisingOps(tuple(checks), tuple(unchecked), known)
+
+
+def raises_on_index(node: fx.Node) -> bool:
+    """Returns True for an operation on the host that raises if an index is out of range, also if nothing uses it.
+
+    A backward raises where its forward has raised.
+    """
+    if node.op != "call_function" or not isinstance(node.target, compat.OpOverload):
+        return False
+    name = node.target._schema.name.split("::")[1]
+    if name.endswith("_backward") or _asserts_on_device(node, name):
+        return False
+    return any(not _safe_by_construction(index, size) for index, size, _, _ in _indices_in_place(node, name) or ())
+
+
+def _may_raise(node: fx.Node, name: str) -> bool:
+    """Returns True for an operation that may raise because of values, other than indices that are known."""
+    if name in _RAISE or name.startswith(_RAISES) or _divides_integers(node, name.rstrip("_")):
+        return True
+    return _takes_indices(node.target) and not (name.startswith("_unsafe") or name.endswith("_backward"))
+
+
+def _divides_integers(node: fx.Node, name: str) -> bool:
+    """Returns True for a division of integers by a tensor, or by zero: kernels of the host raise at a zero."""
+    if name not in ("div", "floor_divide", "remainder", "fmod") or len(node.args) < 2:
+        return False
+    value, divisor = node.meta.get("val"), node.args[1]
+    if not isinstance(value, torch.Tensor) or value.is_floating_point() or value.is_complex():
+        return False
+    return isinstance(divisor, fx.Node) or divisor == 0
+
+
+@functools.lru_cache(maxsize=1024)
+def _takes_indices(op: Any) -> bool:
+    """Returns True for an operation with a tensor of indices: generated code does not check these."""
+    given = (each for each in op._schema.arguments if each.name in ("index", "indices") and not each.is_out)
+    return any("Tensor" in str(each.type) for each in given)
 
 
 _READ_BY_HOST = ("linalg_", "_ctc_loss")

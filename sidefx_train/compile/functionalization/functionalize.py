@@ -25,6 +25,7 @@ from sidefx_train.compile.functionalization.error_hazards import (
     deferred_mutations,
     factorizes,
     find_raising_ops,
+    raises_on_index,
     wait_for_losses,
 )
 from sidefx_train.compile.functionalization.input_views import refuse_unsupported, view_bits, view_layout
@@ -74,7 +75,7 @@ def functionalize(
         BackendError: the graph contains an unsupported operation; the message names it.
     """
     graph = traced.module.graph
-    drop_dead(graph)
+    drop_dead(graph, raises_on_index)
     wait_for_losses(graph)
     aliases = Aliases(graph)
     refuse_unsupported(traced)

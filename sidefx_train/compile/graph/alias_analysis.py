@@ -8,6 +8,7 @@ constant, or the operation that allocated it.
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 
 import torch
 from torch import fx
@@ -117,11 +118,11 @@ def is_pure(node: fx.Node) -> bool:
     return True
 
 
-def drop_dead(graph: fx.Graph) -> int:
-    """Erases pure nodes without users; returns their number."""
+def drop_dead(graph: fx.Graph, raises: Callable[[fx.Node], bool] = lambda node: False) -> int:
+    """Erases pure nodes without users, but for those that may raise; returns their number."""
     dropped = 0
     for node in reversed(list(graph.nodes)):
-        if not node.users and is_pure(node):
+        if not node.users and is_pure(node) and not raises(node):
             graph.erase_node(node)
             dropped += 1
     return dropped

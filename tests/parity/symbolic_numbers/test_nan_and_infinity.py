@@ -202,3 +202,25 @@ def test_a_best_value_that_begins_at_infinity():
         assert torch.equal(compiled(x, value), x * best)
         assert state["best"] == best
     assert not compiled.report().fallbacks
+
+
+def test_a_known_nan_is_compared_without_a_message(monkeypatch):
+    """Torch logs a comparison with NaN as one that failed."""
+    nan = math.nan
+    factor, best, shown = [0.5], [nan], []
+    monkeypatch.setattr("torch.fx.experimental.sym_node.log.warning", lambda *given: shown.append(given))
+
+    def step(x):
+        value, other = x.sum().item(), factor[0]
+        compared = value < nan, value >= nan, nan > value, value == nan, value != nan, nan == other, other != nan
+        best[0] = min(best[0], value)
+        return x * 2 if nan <= other else x, compared, max(other, nan)
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    for n, value in enumerate((1.0, 2.0, nan, 3.0, math.inf)):
+        factor[0], best[0] = 0.5 + n, nan
+        wanted = str((step(torch.full((2,), value)), best))
+        best[0] = nan
+        assert str((compiled(torch.full((2,), value)), best)) == wanted
+    report = compiled.report()
+    assert not shown and report.replays == 5 and len(report.captures) == 2 and not report.breaks

@@ -62,6 +62,8 @@ def _choose_symbolically(fn: Any, symbolic: Callable[[Any, Any], Any]) -> None:
             return ABSENT
         if any(map(compat.numpy_class, args)):  # the result keeps the class of one of them
             return world.computed_numbers.call(fn, args, kwargs)
+        if any(type(value) is float and value != value for value in args):  # each comparison with NaN is known
+            return ABSENT
         changing = [value for value in args if safe_isinstance(value, compat.SYMBOLS)]
         in_graph = any(map(compat.is_unbacked, changing))
         if not changing or not (in_graph or _of_numbers(world, changing)):

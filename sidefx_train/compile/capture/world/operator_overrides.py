@@ -135,6 +135,8 @@ class Operators:
         if computed is not ABSENT:
             return computed
         traced = any(type(value) in _TRACED for value in args)
+        if name in _ORDERS_NUMBERS and _with_nan(args):  # sympy refuses it
+            return name == "ne"
         if (
             traced
             and name in builtin_methods.OPERATORS
@@ -311,6 +313,12 @@ _VALUES = (complex, str, tuple, list, dict)
 _PLACES = frozenset((torch.int8, torch.int16, torch.int32, torch.int64))
 
 
+def _with_nan(operands: tuple[Any, ...]) -> bool:
+    """Returns True for a changing number and a NaN that is known."""
+    is_number = any(type(value) in _CHANGING for value in operands)
+    return is_number and any(type(value) is float and value != value for value in operands)
+
+
 def _is_place(value: Any) -> bool:
     """Returns True for a tensor that is an index like an integer."""
     return type(value) is compat.FakeTensor and value.dim() == 0 and value.dtype in _PLACES
@@ -320,10 +328,12 @@ def _is_text(value: Any) -> bool:
     return type(value) is DeferredValue and value.fn in _MAKES_TEXT
 
 
+_ORDERS_NUMBERS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 _COMPARES = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "invert", "xor"})
 """Operators that torch's symbolic booleans do not support, or not like Python."""
 _UNIONS = frozenset({"or_", "ior"})
 _SHALLOW = frozenset({"getitem", "setitem", "delitem", "iter", "next"})
+_CHANGING = frozenset({torch.SymInt, torch.SymFloat})
 _TRACED = frozenset({compat.FakeTensor, *compat.SYMBOLS})
 _TEXT: dict[str, Callable[..., Any]] = {
     "format": format,

@@ -1,7 +1,7 @@
-"""``bernoulli`` with eager's check of its probabilities.
+"""``bernoulli`` and ``normal`` with eager's check of probabilities and deviations.
 
-Torch makes it from a comparison with random numbers for fake tensors, and checks nothing there: NaN would give zeros.
-On the CPU, eager raises. The graph asserts that the probabilities are in range.
+Compiled code makes them from other random numbers, and checks nothing: NaN as a probability would give zeros. On the
+CPU, eager raises. The graph asserts that the values are in range.
 """
 
 from __future__ import annotations
@@ -26,4 +26,13 @@ def _bernoulli(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any])
         with torch.no_grad():
             inside = world.guarded(torch.all, ((p >= 0) & (p <= 1),), {})
             world.grant(inside, True)
+    return ABSENT
+
+
+@registry.intercept(torch.normal)
+def _normal(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    std: Any = args[1] if len(args) > 1 else kwargs.get("std")
+    if type(std) is compat.FakeTensor and std.device.type == "cpu" and std.is_floating_point():
+        with torch.no_grad():
+            world.grant(world.guarded(torch.all, (std >= 0,), {}), True)
     return ABSENT

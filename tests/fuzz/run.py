@@ -124,7 +124,7 @@ def _ends() -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def check(source: str, backend: str = "eager") -> Outcome:
+def check(source: str, backend: str = "eager", calls: int = CALLS) -> Outcome:
     """Compares the program's two worlds; a program that never ends eagerly does not count.
 
     Raises:
@@ -138,7 +138,7 @@ def check(source: str, backend: str = "eager") -> Outcome:
         spaces = [eager.roots(), captured.roots()]
         pairing.compare(*spaces, "at the start")
         raised = False
-        for index in range(CALLS):
+        for index in range(calls):
             try:
                 with _ends():
                     want, said = eager.call(index)
@@ -162,7 +162,7 @@ def check(source: str, backend: str = "eager") -> Outcome:
     internal = [reason for reason in reasons if reason.startswith(tuple(ours))]
     if internal:
         raise Differs(f"internal error: {internal[0]}")
-    return Outcome(CALLS, report.replays, reasons)
+    return Outcome(calls, report.replays, reasons)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,9 @@ from __future__ import annotations
 import functools
 import math
 import operator
+from collections.abc import Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
@@ -24,6 +25,7 @@ from sidefx_train import torch_compat as compat
 from sidefx_train.compile.graph.alias_analysis import Aliases
 from sidefx_train.compile.graph.artifacts import IndexCheck
 from sidefx_train.compile.graph.devices import is_on_accelerator
+from sidefx_train.compile.graph.fx_utils import schema_args
 
 aten = torch.ops.aten
 
@@ -85,15 +87,17 @@ class RaisingOps:
     uses: dict[fx.Node, tuple[IndexUse, ...]]
 
 
-def _size(value: object, dim: int) -> int | None:
+Size: TypeAlias = int | torch.SymInt
+
+
+def _size(value: object, dim: int) -> Size | None:
     if not isinstance(value, fx.Node):
         return None
     shape = value.meta["val"].shape
-    size = shape[dim] if shape else 1  # a 0-dim tensor is indexed like one of size 1
-    return size if isinstance(size, int) else None
+    return shape[dim] if shape else 1  # a 0-dim tensor is indexed like one of size 1
 
 
-def _targets(node: fx.Node) -> tuple[fx.Node, int | None, int | None] | None:
+def _targets(node: fx.Node) -> tuple[fx.Node, Size | None, int | None] | None:
     """Returns (class indices, number of classes, ignored label) of a loss node."""
     name = node.target._schema.name.split("::")[1]  # type: ignore[union-attr]
     if name in ("nll_loss_forward", "nll_loss2d_forward"):
@@ -107,7 +111,7 @@ def _targets(node: fx.Node) -> tuple[fx.Node, int | None, int | None] | None:
     return None
 
 
-def _indices(node: fx.Node) -> list[tuple[fx.Node, int | None, int | None, bool]] | None:
+def _indices(node: fx.Node) -> list[tuple[fx.Node, Size | None, int | None, bool]] | None:
     """Returns (index tensor, indexed size, ignored value, may be negative) of a node that raises on a bad index."""
     name = node.target._schema.name.split("::")[1]  # type: ignore[union-attr]
     loss = _targets(node)
@@ -121,8 +125,7 @@ def _indices(node: fx.Node) -> list[tuple[fx.Node, int | None, int | None, bool]
     if name in _ALONG_DIM:
         return [(args[2], _size(args[0], args[1]), None, name == "index_fill")]  # type: ignore[list-item, arg-type]
     if name in ("put", "take"):
-        size = args[0].meta["val"].numel()  # type: ignore[union-attr]
-        return [(args[1], size if isinstance(size, int) else None, None, True)]  # type: ignore[list-item]
+        return [(args[1], args[0].meta["val"].numel(), None, True)]  # type: ignore[list-item, union-attr]
     if name in ("max_unpool2d", "max_unpool3d"):
         size = math.prod(args[2])  # type: ignore[arg-type]
         return [(args[1], size if isinstance(size, int) else None, None, False)]  # type: ignore[list-item]
@@ -160,7 +163,8 @@ _RAISE = frozenset(
 def find_raising_ops(graph: fx.Graph, aliases: Aliases) -> RaisingOps:
     """Finds operations in a captured graph that raise on bad values."""
     placeholders = {n: i for i, n in enumerate(n for n in graph.nodes if n.op == "placeholder")}
-    written = frozenset().union(*(aliases.writes(n) for n in graph.nodes if n.op == "call_function"))
+    storages = frozenset().union(*(aliases.writes(n) for n in graph.nodes if n.op == "call_function"))
+    written = frozenset(n for n in graph.nodes if not storages.isdisjoint(aliases.roots.get(n, ())))
     checks: dict[IndexCheck, None] = {}
     unchecked: dict[fx.Node, None] = {}
     uses: dict[fx.Node, list[IndexUse]] = {}
@@ -177,13 +181,14 @@ def find_raising_ops(graph: fx.Graph, aliases: Aliases) -> RaisingOps:
                 unchecked[node] = None
                 unknown.add(node)
             continue
-        for index, size, ignore, negative in found:
-            if _safe_by_construction(index, size):
+        for index, length, ignore, negative in found:
+            if _safe_by_construction(index, length, written):
                 continue
-            traced = _source_of(index, size, ignore)
+            size = length if isinstance(length, int) else None
+            traced = _source_of(index, size, ignore, written)
             source, way = traced if traced is not None else (None, [])
             low = -size if negative and size is not None else 0
-            if size is None or source is None or source not in placeholders or source in written:
+            if size is None or source is None or source not in placeholders:
                 unchecked[node] = None
                 if size is None or size == 0 or index.meta["val"].device.type != "cpu":
                     unknown.add(node)
@@ -248,7 +253,7 @@ def factorizes(graph: fx.Graph) -> bool:
     return any(node.target is FACTORIZED for node in graph.nodes)
 
 
-def _indices_in_place(node: fx.Node, name: str) -> list[tuple[fx.Node, int | None, int | None, bool]] | None:
+def _indices_in_place(node: fx.Node, name: str) -> list[tuple[fx.Node, Size | None, int | None, bool]] | None:
     return _indices(node) if not name.endswith("_") else _indices(_WithoutUnderscore(node, name))  # type: ignore[arg-type]
 
 
@@ -261,11 +266,14 @@ class _WithoutUnderscore:
         self.target = type("Target", (), {"_schema": schema})
 
 
-def _source_of(index: fx.Node, size: int | None, ignore: int | None) -> tuple[fx.Node, list[fx.Node]] | None:
+def _source_of(
+    index: fx.Node, size: int | None, ignore: int | None, written: Set[fx.Node]
+) -> tuple[fx.Node, list[fx.Node]] | None:
     """Traces an index tensor back through operations that only copy values.
 
     Returns:
-        The node that contains all its values, and the operations after it, in order.
+        The node that contains all its values, and the operations after it, in order; ``None`` if one of them creates a
+        storage that the step writes to.
     """
     node, way = index, list[fx.Node]()
     while node.op == "call_function":
@@ -277,7 +285,7 @@ def _source_of(index: fx.Node, size: int | None, ignore: int | None) -> tuple[fx
             return None
         way.append(node)
         node = node.args[0]  # type: ignore[assignment]
-    return node, way[::-1]
+    return None if node in written or not written.isdisjoint(way) else (node, way[::-1])
 
 
 _REORDERS = {aten.t.default: "t", aten.transpose.int: "transpose", aten.unsqueeze.default: "unsqueeze"}
@@ -321,28 +329,65 @@ def _moves(node: fx.Node) -> bool:
         return True
     if node.target is aten._to_copy.default:
         return not node.args[0].meta["val"].dtype.is_floating_point  # type: ignore[union-attr]
+    if node.target is aten.view.dtype:
+        return False
     return isinstance(node.target, compat.OpOverload) and node.target._schema.name in _MOVES
 
 
-def _safe_by_construction(index: fx.Node, size: int | None) -> bool:
-    """Returns True for ``arange(n)`` with ``n <= size`` and for indices returned by a maximum or sort."""
-    node = _root_call(index)
-    if node is None:
+def _safe_by_construction(index: fx.Node, size: Size | None, written: Set[fx.Node] = frozenset()) -> bool:
+    """Returns True for ``arange(n)`` or draws below ``n`` with ``n <= size``, and for places of maxima or sorted values
+    among as many."""
+    most = _number_of_places(index, written)
+    if most is None or size is None:
         return False
-    name = node.target._schema.name.split("::")[1]  # type: ignore[union-attr]
-    if name in ("argmax", "argmin", "sort", "topk", "max", "min", "argsort", "nonzero"):
-        return True
-    if name == "arange" and size is not None:
-        ends = [a for a in node.args if isinstance(a, int)]
-        return len(ends) == len(node.args) and min(ends) >= 0 and max(ends[:2]) <= size
-    return False
+    if isinstance(most, int) and isinstance(size, int):
+        return most <= size
+    both = isinstance(most, torch.SymInt) and isinstance(size, torch.SymInt)
+    return both and bool(compat.symbol_of(most) == compat.symbol_of(size))
 
 
-def _root_call(index: fx.Node) -> fx.Node | None:
-    node = index
+_PLACES_AND_VALUES = frozenset({"sort", "topk", "max", "min", "cummax", "cummin", "kthvalue", "median"})
+"""Operations whose second result has the places of the first one's values along a dimension."""
+
+
+def _number_of_places(index: fx.Node, written: Set[fx.Node]) -> Size | None:
+    """Returns the number that all indices computed by some operations are below; ``None`` if it is not known."""
+    node, item, changed = index, None, index in written
     while node.op == "call_function" and _moves(node):
+        item = node.args[1] if node.target is operator.getitem else item
         node = node.args[0]  # type: ignore[assignment]
-    return node if isinstance(node.target, compat.OpOverload) else None
+        changed = changed or node in written
+    if changed or not isinstance(node.target, compat.OpOverload):
+        return None
+    name = node.target._schema.name.split("::")[1]
+    given = {argument.name: value for argument, value in schema_args(node)}
+    if name in ("arange", "randint", "randperm"):
+        return _end_of_range(given)
+    source = node.args[0].meta["val"] if node.args and isinstance(node.args[0], fx.Node) else None
+    if not isinstance(source, torch.Tensor) or not source.dim():
+        return None
+    if name in ("argmax", "argmin"):
+        dim = given.get("dim")
+        return source.numel() if dim is None else source.shape[dim]
+    if name == "nonzero":
+        known = [size for size in source.shape if isinstance(size, int)]
+        return source.shape[0] if source.dim() == 1 else max(known) if len(known) == source.dim() else None
+    several = isinstance(node.meta["val"], (tuple, list))  # without a dimension, ``max`` returns a value
+    if name not in _PLACES_AND_VALUES or not several or item != 1:
+        return None
+    return source.shape[given.get("dim", -1)]
+
+
+def _end_of_range(given: dict[str, Any]) -> Size | None:
+    """Returns the end of the numbers that a range has, or that are drawn from it; ``None`` if some are negative."""
+    start, step = given.get("start", given.get("low", 0)), given.get("step", 1)
+    end = given.get("end", given.get("high", given.get("n")))
+    if isinstance(end, fx.Node) and isinstance(start, int) and start >= 0 and step == 1:
+        value = end.meta["val"]
+        return value if isinstance(value, torch.SymInt) else None
+    if not all(isinstance(value, int) for value in (start, end, step)):
+        return None
+    return max(start, end) if min(start, end) >= 0 else None
 
 
 def wait_for_losses(graph: fx.Graph) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional as F
 
 import sidefx_train
+from sidefx_train.compile.functionalization import error_hazards, functionalize
 
 GOOD, BAD = torch.tensor([0, 1, 1]), torch.tensor([9, 2, 2])
 
@@ -79,3 +80,93 @@ def test_an_index_out_of_range_whose_result_is_not_used(operation, backend):
     """Regression: such an operation was dropped, and did not raise."""
     eager, captured = outcomes(DEAD[operation], False, backend)
     assert captured == eager
+
+
+TABLE = torch.arange(6.0).view(3, 2) + 10
+
+
+def written_places(places):
+    made = places.clone()
+    made[0] *= 3
+    return made
+
+
+def written_range(places):
+    made = torch.arange(3)
+    made[0] = places[0] * 3
+    return made
+
+
+PLACES = {
+    "argmax": lambda x, places: TABLE[x.argmax(1)],
+    "a written copy": lambda x, places: F.embedding(written_places(places), TABLE),
+    "written to": lambda x, places: TABLE.clone().index_add_(0, x.argmax(1), torch.ones(4, 2)),
+    "a written range": lambda x, places: TABLE[written_range(places)],
+    "topk": lambda x, places: TABLE.gather(0, x.topk(1, 1)[1].expand(-1, 2)),
+    "sort": lambda x, places: TABLE[x.sort(1)[1][:, -1]],
+    "nonzero": lambda x, places: TABLE[(x > 0.5).nonzero()[:, 1]],
+    "max": lambda x, places: TABLE.index_fill(0, x.max(1)[1], 1.0),
+    "values of max": lambda x, places: TABLE[(places * 3).view(2, 2).max(1)[0]],
+    "values of sort": lambda x, places: TABLE[(places * 3).sort()[0]],
+    "scatter_": lambda x, places: torch.zeros(3, 2).scatter_(0, x.argmax(1)[:, None], 1.0),
+    "labels": lambda x, places: F.nll_loss(torch.log_softmax(x[:, :3], 1), x.argmax(1)),
+    "written labels": lambda x, places: F.nll_loss(torch.log_softmax(x[:, :3], 1), written_places(places)),
+    "repeated": lambda x, places: TABLE[written_places(places.repeat(2))],
+}
+
+
+@pytest.mark.parametrize("operation", PLACES)
+@pytest.mark.every(4)
+def test_places_in_another_tensor(operation):
+    """Regression: places of a maximum in a longer tensor, and indices that are written to, were not checked: generated
+    code read, or wrote, memory of others."""
+    compiled = sidefx_train.compile(PLACES[operation], warmup="now", keep_slower=True)
+    outcomes = []
+    for call in (PLACES[operation], compiled):
+        found = []
+        for best, place in ((1, 0), (2, 0), (9, 2), (0, 0), (5, 2)):
+            x = torch.arange(40.0).view(4, 10) / 1000
+            x[:, best] = 0.9
+            try:
+                made = call(x, torch.tensor([place, 0, min(place, 1), 0]))
+                found.append([f"{value:.4f}" for value in made.flatten().tolist()])
+            except (RuntimeError, IndexError) as error:
+                found.append((type(error), str(error)))
+        outcomes.append(found)
+    assert outcomes[0] == outcomes[1] and compiled.report().replays == 3
+
+
+SAFE = {
+    "range": lambda x: x[torch.arange(len(x)), 0],
+    "argsort": lambda x: x[x[:, 0].argsort()],
+    "argmax": lambda x: x.gather(1, x.argmax(1, keepdim=True)),
+    "permuted": lambda x: x[torch.randperm(len(x))],
+    "drawn": lambda x: x[torch.randint(0, len(x), (3,))],
+}
+CHECKED = {
+    "a range from the end": lambda x: x[torch.arange(len(x)) - 1],
+    "drawn from below": lambda x: x[torch.randint(-1, 3, (3,))],
+    "drawn from more": lambda x: x[:3][torch.randint(0, 3 + len(x[:1]), (3,)) % 3],
+}
+
+
+@pytest.mark.parametrize("name", SAFE | CHECKED)
+def test_which_places_are_checked(name, monkeypatch):
+    """Those of as many elements cannot be out of range, whatever the length."""
+    found = []
+
+    def find(graph, aliases):
+        found.append(error_hazards.find_raising_ops(graph, aliases))
+        return found[-1]
+
+    monkeypatch.setattr(functionalize, "find_raising_ops", find)
+    takes = (SAFE | CHECKED)[name]
+    compiled = sidefx_train.compile(takes, backend="aot_eager", rng="eager")
+    for n in (4, 5, 6):
+        x = torch.randn(n, 3)
+        torch.manual_seed(n)
+        wanted = takes(x)
+        torch.manual_seed(n)
+        assert compiled(x).equal(wanted)
+    assert len(found) == 2
+    assert all(bool(each.unchecked) == (name in CHECKED) and not each.checks for each in found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from typing import Any
 
 import numpy as np
 import pytest
@@ -392,3 +393,53 @@ def test_the_memory_of_an_array_is_that_of_the_program(ask):
         a = np.ones(4)
         a.flags.writeable = call != 2
         assert compiled(torch.ones(2), a, a[1:])[1] == step(torch.ones(2), a, a[1:])[1]
+
+
+CLASSES: dict[str, Any] = {
+    "FloatTensor": (np.float32, torch.FloatTensor),
+    "Tensor": (np.float32, torch.Tensor),
+    "DoubleTensor": (np.float64, torch.DoubleTensor),
+    "IntTensor": (np.int32, torch.IntTensor),
+    "new": (np.float32, lambda array: torch.ones(1).new(array)),
+    "other dtype": (np.float64, torch.FloatTensor),
+    "copied": (np.float32, lambda array: torch.ones(1).new_tensor(array)),
+}
+
+
+@pytest.mark.parametrize("how", list(CLASSES))
+def test_a_tensor_class_called_with_an_array_of_the_program(how):
+    """It shares the memory of the array where the types agree, so a write to the tensor is one to the array."""
+    kind, make = CLASSES[how]
+
+    def run(wrap: Any) -> list[Any]:
+        array, found = np.arange(6).astype(kind).reshape(2, 3), []
+
+        def step(x):
+            tensor = make(array)
+            tensor.mul_(2)
+            return x * tensor
+
+        wrapped = wrap(step)
+        for i in range(4):
+            array += 1
+            found += [wrapped(torch.full((2, 3), 1.0 + i)), torch.from_numpy(array.copy())]
+        return [*found, wrapped]
+
+    *want, _ = run(lambda step: step)
+    *have, compiled = run(lambda step: sidefx_train.compile(step, backend="eager", fullgraph=True))
+    assert all(map(torch.equal, have, want)) and [each.dtype for each in have] == [each.dtype for each in want]
+    assert len(compiled.report().captures) == 1
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_a_tensor_class_called_with_a_drawn_array(backend):
+    def run(wrap: Any) -> list[Any]:
+        np.random.seed(0)
+        step = wrap(lambda x: x * torch.FloatTensor(np.random.normal(0, 1, (2, 3))) + x.new(np.random.random((2, 1))))
+        return [step(torch.full((2, 3), 1.0 + i)) for i in range(4)] + [torch.tensor(np.random.random())]
+
+    want = run(lambda step: step)
+    have = run(lambda step: sidefx_train.compile(step, backend=backend, fullgraph=True, keep_slower=True))
+    torch.testing.assert_close(have, want)
+    if backend == "eager":
+        assert all(map(torch.equal, have, want))

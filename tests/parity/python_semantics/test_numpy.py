@@ -443,3 +443,62 @@ def test_a_tensor_class_called_with_a_drawn_array(backend):
     torch.testing.assert_close(have, want)
     if backend == "eager":
         assert all(map(torch.equal, have, want))
+
+
+PARTS: dict[str, Any] = {
+    "rows": lambda data: torch.from_numpy(data[2:4]),
+    "columns": lambda data: torch.from_numpy(data.T[:3, 2:4].T),
+    "every second": lambda data: torch.as_tensor(data[1:5:2]),
+    "reshaped": lambda data: torch.from_numpy(data.reshape(-1)[3:9]).view(2, 3),
+    "one row": lambda data: torch.Tensor(data[5]).expand(2, 3),
+    "cast": lambda data: torch.as_tensor(data[3:5], dtype=torch.float64),
+    "two": lambda data: torch.from_numpy(data[1:3]) + torch.from_numpy(data)[2:4],
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("how", list(PARTS))
+def test_a_tensor_over_part_of_an_array_of_the_program(how, backend):
+    """The part that leaves the step shares the array's memory, as in eager."""
+    data = np.arange(24, dtype=np.float32).reshape(8, 3)
+    part, kept = PARTS[how], []
+
+    def step(x):
+        tensor = part(data)
+        kept.append(tensor)
+        return x * tensor
+
+    compiled = sidefx_train.compile(step, backend=backend, fullgraph=True, keep_slower=True)
+    for i in range(3):
+        x = torch.full((2, 3), 1.0 + i)
+        torch.testing.assert_close(compiled(x), x * part(data), rtol=0, atol=0)
+    assert len(compiled.report().captures) == 1
+    want = part(data)
+    for tensor in kept:
+        assert torch.equal(tensor, want) and tensor.stride() == want.stride()
+        assert np.shares_memory(tensor.numpy(), data) == np.shares_memory(want.numpy(), data)
+
+
+def test_a_tensor_over_a_part_that_the_step_chooses_by_a_counter():
+    data, state = np.arange(24, dtype=np.float32).reshape(8, 3), {"step": 0}
+
+    def step(x):
+        state["step"] += 1
+        return x * torch.from_numpy(data[state["step"] : state["step"] + 2])
+
+    compiled = sidefx_train.compile(step, backend="eager", on_failure="raise")
+    for i in range(1, 5):
+        assert torch.equal(compiled(torch.ones(2, 3)), torch.from_numpy(data[i : i + 2]))
+
+
+def test_a_write_through_a_tensor_over_part_of_an_array_reaches_the_array():
+    data = np.zeros((4, 3), dtype=np.float32)
+
+    def step(x):
+        torch.from_numpy(data[1:3]).add_(1)
+        return x * 2
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    for i in range(1, 4):
+        compiled(torch.ones(2))
+        assert data[1:3].tolist() == [[float(i)] * 3] * 2 and not data[0].any() and not data[3].any()

@@ -114,8 +114,7 @@ def _reentering_class(world: TraceWorld, cls: type) -> type:
             reentering = world.interp.reentering(method)
             reentering = _passing_on(reentering) if name in ("forward", "setup_context") else reentering
             methods[name] = staticmethod(_with_signature(reentering, method))
-    if world.specialization.native_backward:
-        methods |= {name: _unless_left_out(world, methods[name]) for name in ("backward", "vjp") if name in methods}
+    methods |= {name: _backward(world, methods[name]) for name in ("backward", "vjp") if name in methods}
     return type(cls)(cls.__name__, (cls,), {"__module__": cls.__module__, "__qualname__": cls.__qualname__, **methods})
 
 
@@ -128,15 +127,19 @@ def _passing_on(method: Any) -> Any:
     return run
 
 
-def _unless_left_out(world: TraceWorld, method: Any) -> Any:
-    """Returns a backward that passes no gradient on while a backward is recorded in which it runs natively."""
+def _backward(world: TraceWorld, method: Any) -> Any:
+    """Returns a backward for the class: while a backward is recorded that runs outside, it passes no gradient on if it
+    runs natively in that, and else leaves its context as it was."""
     held, differentiate = weakref.ref(world), method.__func__
 
     def backward(ctx: Any, *grads: Any) -> Any:
         alive = held()
-        if alive is not None and alive.custom_functions.leaves_out(ctx):
+        if alive is None or not alive.custom_functions.recording:
+            return differentiate(ctx, *grads)
+        if alive.custom_functions.leaves_out(ctx):
             return (None,) * len(ctx.needs_input_grad)
-        return differentiate(ctx, *grads)
+        with alive.custom_functions.context_kept(ctx):
+            return differentiate(ctx, *grads)
 
     return staticmethod(backward)
 

@@ -277,12 +277,15 @@ class _BackwardRecording:
         heap = self.world.heap
         changed = difference(self._before, observe(self.world))
         read = self.world.reads.changeable(self.residual.made)
-        self.world.native_backward_wanted = bool(changed or read)
+        kept = self.world.custom_functions.kept_changes
+        self.world.native_backward_wanted = bool(changed or read or kept)
         if changed:
             lines = changed.splitlines()
             heap.refuse("SFX107", f"Python code in the backward of an output has side effects: {lines[0]}")
         if read:
             heap.refuse("SFX107", f"Python code in the backward of an output reads {read}")
+        if kept:
+            heap.refuse("SFX107", f"the backward of a custom function changes {kept[0]}, which it reads")
 
 
 def _own_nodes(

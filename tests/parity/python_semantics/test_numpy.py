@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from typing import Any
 
 import numpy as np
 import pytest
@@ -392,3 +393,112 @@ def test_the_memory_of_an_array_is_that_of_the_program(ask):
         a = np.ones(4)
         a.flags.writeable = call != 2
         assert compiled(torch.ones(2), a, a[1:])[1] == step(torch.ones(2), a, a[1:])[1]
+
+
+CLASSES: dict[str, Any] = {
+    "FloatTensor": (np.float32, torch.FloatTensor),
+    "Tensor": (np.float32, torch.Tensor),
+    "DoubleTensor": (np.float64, torch.DoubleTensor),
+    "IntTensor": (np.int32, torch.IntTensor),
+    "new": (np.float32, lambda array: torch.ones(1).new(array)),
+    "other dtype": (np.float64, torch.FloatTensor),
+    "copied": (np.float32, lambda array: torch.ones(1).new_tensor(array)),
+}
+
+
+@pytest.mark.parametrize("how", list(CLASSES))
+def test_a_tensor_class_called_with_an_array_of_the_program(how):
+    """It shares the memory of the array where the types agree, so a write to the tensor is one to the array."""
+    kind, make = CLASSES[how]
+
+    def run(wrap: Any) -> list[Any]:
+        array, found = np.arange(6).astype(kind).reshape(2, 3), []
+
+        def step(x):
+            tensor = make(array)
+            tensor.mul_(2)
+            return x * tensor
+
+        wrapped = wrap(step)
+        for i in range(4):
+            array += 1
+            found += [wrapped(torch.full((2, 3), 1.0 + i)), torch.from_numpy(array.copy())]
+        return [*found, wrapped]
+
+    *want, _ = run(lambda step: step)
+    *have, compiled = run(lambda step: sidefx_train.compile(step, backend="eager", fullgraph=True))
+    assert all(map(torch.equal, have, want)) and [each.dtype for each in have] == [each.dtype for each in want]
+    assert len(compiled.report().captures) == 1
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_a_tensor_class_called_with_a_drawn_array(backend):
+    def run(wrap: Any) -> list[Any]:
+        np.random.seed(0)
+        step = wrap(lambda x: x * torch.FloatTensor(np.random.normal(0, 1, (2, 3))) + x.new(np.random.random((2, 1))))
+        return [step(torch.full((2, 3), 1.0 + i)) for i in range(4)] + [torch.tensor(np.random.random())]
+
+    want = run(lambda step: step)
+    have = run(lambda step: sidefx_train.compile(step, backend=backend, fullgraph=True, keep_slower=True))
+    torch.testing.assert_close(have, want)
+    if backend == "eager":
+        assert all(map(torch.equal, have, want))
+
+
+PARTS: dict[str, Any] = {
+    "rows": lambda data: torch.from_numpy(data[2:4]),
+    "columns": lambda data: torch.from_numpy(data.T[:3, 2:4].T),
+    "every second": lambda data: torch.as_tensor(data[1:5:2]),
+    "reshaped": lambda data: torch.from_numpy(data.reshape(-1)[3:9]).view(2, 3),
+    "one row": lambda data: torch.Tensor(data[5]).expand(2, 3),
+    "cast": lambda data: torch.as_tensor(data[3:5], dtype=torch.float64),
+    "two": lambda data: torch.from_numpy(data[1:3]) + torch.from_numpy(data)[2:4],
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("how", list(PARTS))
+def test_a_tensor_over_part_of_an_array_of_the_program(how, backend):
+    """The part that leaves the step shares the array's memory, as in eager."""
+    data = np.arange(24, dtype=np.float32).reshape(8, 3)
+    part, kept = PARTS[how], []
+
+    def step(x):
+        tensor = part(data)
+        kept.append(tensor)
+        return x * tensor
+
+    compiled = sidefx_train.compile(step, backend=backend, fullgraph=True, keep_slower=True)
+    for i in range(3):
+        x = torch.full((2, 3), 1.0 + i)
+        torch.testing.assert_close(compiled(x), x * part(data), rtol=0, atol=0)
+    assert len(compiled.report().captures) == 1
+    want = part(data)
+    for tensor in kept:
+        assert torch.equal(tensor, want) and tensor.stride() == want.stride()
+        assert np.shares_memory(tensor.numpy(), data) == np.shares_memory(want.numpy(), data)
+
+
+def test_a_tensor_over_a_part_that_the_step_chooses_by_a_counter():
+    data, state = np.arange(24, dtype=np.float32).reshape(8, 3), {"step": 0}
+
+    def step(x):
+        state["step"] += 1
+        return x * torch.from_numpy(data[state["step"] : state["step"] + 2])
+
+    compiled = sidefx_train.compile(step, backend="eager", on_failure="raise")
+    for i in range(1, 5):
+        assert torch.equal(compiled(torch.ones(2, 3)), torch.from_numpy(data[i : i + 2]))
+
+
+def test_a_write_through_a_tensor_over_part_of_an_array_reaches_the_array():
+    data = np.zeros((4, 3), dtype=np.float32)
+
+    def step(x):
+        torch.from_numpy(data[1:3]).add_(1)
+        return x * 2
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    for i in range(1, 4):
+        compiled(torch.ones(2))
+        assert data[1:3].tolist() == [[float(i)] * 3] * 2 and not data[0].any() and not data[3].any()

@@ -59,6 +59,8 @@ CASES: dict[str, Any] = {
     "sums": lambda s: sum([np.sin(s.share), np.cos(s.share)]) - np.sin(s.share),
     "math of NumPy's": lambda s: math.sqrt(np.sin(s.share)) + math.floor(3 * np.sin(s.share)),
     "floor": lambda s: s.share // 0.2 + (s.share - 2.0) ** 3.0,
+    "methods of NumPy's": lambda s: np.interp(s.step, [0, 12], [1, 40]).round() * np.sqrt(s.share).clip(0.2, 0.8),
+    "reductions of NumPy's": lambda s: np.sqrt(s.share).mean() + np.sin(s.share).round(2).max() + s.whole.clip(2, 5),
     "constant tensor": lambda s: float(torch.tensor(0.75)) * s.share,
 }
 
@@ -203,6 +205,22 @@ def test_a_table_that_the_step_writes_to_afterwards():
         found, want = compiled(torch.ones(1)), step(torch.ones(1))
         assert [each.item() for each in found] == [each.item() for each in want]
     assert compiled.report().replays == 4, str(compiled.report())
+
+
+@pytest.mark.parametrize("how", ["function", "method"])
+def test_a_result_that_is_written_into_an_array_of_the_program(how):
+    world, kept = Schedule(), np.zeros(())
+
+    def step(x):
+        root = np.sqrt(world.share)
+        clipped = np.clip(root, 0.0, 1.5, out=kept) if how == "function" else root.clip(0.0, 1.5, out=kept)
+        return x * float(clipped)
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    for i in range(4):
+        world.share = 0.5 + i
+        assert compiled(torch.ones(1)).item() == pytest.approx(min(world.share**0.5, 1.5))
+        assert float(kept) == min(np.sqrt(world.share), 1.5)
 
 
 @pytest.mark.parametrize("backend", ["eager", "inductor"])

@@ -117,3 +117,21 @@ def test_lengths_that_are_refused_raise_before_anything_is_written(backend, give
         compiled(torch.tensor([LONGEST + 1, 1, 1, 1]))
     assert str(have.value) == str(told.value) and seen == 3
     assert all(torch.equal(p.grad, b) for p, b in zip(net.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_lists_of_lengths_that_change_are_one_graph(kind, backend):
+    def step(x, targets, lengths, target_lengths):
+        x = x.clone().requires_grad_()
+        loss = F.ctc_loss(x.log_softmax(2), targets, lengths, target_lengths)
+        loss.backward()
+        return x.grad, loss.detach()
+
+    compiled = sidefx_train.compile(step, backend=backend, fullgraph=True, keep_slower=True)
+    torch.manual_seed(0)
+    for i in range(6):
+        lengths = kind([10 - i % 3, 9 - i % 4, 10]), kind([3 + i % 2, 4, 5 - i % 3])
+        x, targets = torch.randn(10, 3, 6), torch.randint(1, 6, (3, 5))
+        torch.testing.assert_close(compiled(x, targets, *lengths), step(x, targets, *lengths))
+    assert len(compiled.report().captures) <= 2

@@ -51,6 +51,7 @@ class CaptureContext(ABC):
     computed_objects: Any
     deferred_arrays: Any
     queries: Any
+    reads: Any
 
     @abstractmethod
     def locate(self) -> Location | None: ...

@@ -15,6 +15,7 @@ import torch
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.shadows.deferred_values import DeferredCall, DeferredResult
+from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.graph.view_chains import gradient_edges_behind
 
@@ -91,12 +92,14 @@ class CustomFunctions:
         native: the calls whose backward runs natively.
         recording: a backward that runs outside is being recorded: those are left out.
         live: gradient edges behind the results.
+        kept_changes: attributes that a recorded backward reads and leaves changed in its context.
     """
 
     world: CaptureContext
     native: list[FunctionCall] = field(default_factory=list)
     recording: bool = False
     live: set[Any] = field(default_factory=set)
+    kept_changes: list[str] = field(default_factory=list)
     _calls: list[FunctionCall] = field(default_factory=list)
     _contexts: dict[Any, Context] = field(default_factory=dict)
     _hooks: list[_NodeHook] = field(default_factory=list)
@@ -131,6 +134,24 @@ class CustomFunctions:
             yield
         finally:
             self.recording = False
+
+    @contextmanager
+    def context_kept(self, node: Any) -> Iterator[None]:
+        """Context of a backward that is recorded: it may be recorded again, and each time begins with the attributes
+        of the forward.
+
+        An attribute that the backward deletes is none for a second backward, which eager refuses with an error.
+        """
+        attributes = vars(node)
+        before = dict(attributes)
+        try:
+            yield
+        finally:
+            changed = [name for name, value in attributes.items() if value is not before.get(name, ABSENT)]
+            attributes.clear()
+            attributes.update(before)
+            read = self.world.reads.names_of(node)
+            self.kept_changes += [f"{node.name()}.{name}" for name in changed if name in read]
 
     @contextmanager
     def without_hooks(self) -> Iterator[None]:

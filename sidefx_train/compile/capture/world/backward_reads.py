@@ -82,6 +82,10 @@ class Reads:
                 if record is None or record.source.key not in _STRUCTURE:
                     self._note(value, "", None)
 
+    def names_of(self, obj: Any) -> set[str]:
+        """Returns the recorded attributes of an object."""
+        return {name[1:] for holder, name in self._found if holder is obj}
+
     def changeable(self, leaving: Container[int]) -> str:
         """Describes one recorded value that the program may change before an outside backward; ``""`` if there is none.
 

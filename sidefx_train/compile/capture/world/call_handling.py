@@ -161,7 +161,7 @@ class Calls:
             if answer is not ABSENT:
                 return answer
             if takes_lengths(fn):
-                args, kwargs = as_tensors(self.guarded, args, kwargs)
+                args, kwargs = as_tensors(self.interp.call, args, kwargs)
             made = self.run_native(fn, args, kwargs)
         return self._noted(fn, args, kwargs, made, torch_call)
 
@@ -291,7 +291,7 @@ class Calls:
         into = kwargs.get("out")
         before = into._version if safe_isinstance(into, torch.Tensor) else 0
         if takes_lengths(fn):
-            args, kwargs = as_tensors(self.guarded, args, kwargs)
+            args, kwargs = as_tensors(self.interp.call, args, kwargs)
         made = self.guarded(fn, args, kwargs)
         others = type(fn) in compat.OPERATORS and not compat.is_torchs(fn)  # they take no call without it
         if safe_isinstance(into, torch.Tensor) and into._version == before and not others:

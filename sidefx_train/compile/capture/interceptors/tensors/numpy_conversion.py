@@ -37,6 +37,9 @@ def _over_made(
     if array is None:
         return ABSENT
     rest = {key: value for key, value in kwargs.items() if key != name}
+    of = world.heap.record_of(array.base) if type(array.base) is np.ndarray else None
+    if isinstance(of, ArrayRecord) and (part := world.guarded(of.part, (array,), {})) is not None:
+        return part if fn is torch.from_numpy else world.guarded(fn, (part, *args[1:]), rest)
     held = world.heap.made_arrays.substitute(array)
     made = over = world.guarded(torch.from_numpy, (held,), {})
     if fn is not torch.from_numpy:

@@ -150,21 +150,62 @@ def by_keywords(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]
 @registry.intercept(torch.Tensor.new_tensor)
 def _new_tensor(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     like, *given = args
+    data = given[0] if given else kwargs.get("data")
+    if type(data) is np.ndarray:
+        rest = {name: value for name, value in kwargs.items() if name != "data"}
+        target = {name: getattr(like, name) for name in ("dtype", "device") if rest.get(name) is None}
+        return world.interp.call(torch.tensor, (data, *given[1:]), {**rest, **target})
     return by_keywords(world, tuple(given), {"dtype": like.dtype, "device": like.device, **kwargs}, "data")
 
 
-def _register(cls: Any, dtype: torch.dtype | None) -> None:
+def _of_array(world: TraceWorld, array: Any, dtype: torch.dtype, device: Any) -> Any:
+    """Makes a tensor of an array, over the same memory where the types agree."""
+    if not array.ndim:
+        return ABSENT
+    fn = torch.as_tensor if array.dtype == _NUMPY.get(dtype, object) else torch.tensor
+    return world.interp.call(fn, (array,), {"dtype": dtype, "device": device})
+
+
+@registry.intercept(torch.Tensor.new)
+def _new(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if len(args) != 2 or kwargs or type(args[1]) is not np.ndarray:
+        return ABSENT
+    return _of_array(world, args[1], args[0].dtype, args[0].device)
+
+
+def _register(cls: Any, dtype: torch.dtype | None, lists: bool) -> None:
     @registry.intercept(cls)
     def make(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if len(args) != 1 or kwargs or type(args[0]) not in (list, tuple):  # a number would be a size
+        if len(args) != 1 or kwargs:
             return ABSENT
-        return of_numbers(world, args[0], dtype or torch.get_default_dtype(), "cpu", False)
+        (data,), made = args, dtype or torch.get_default_dtype()
+        if type(data) is np.ndarray:
+            return _of_array(world, data, made, "cpu")
+        return of_numbers(world, data, made, "cpu", False) if lists and type(data) in (list, tuple) else ABSENT
 
 
-_register(torch.Tensor, None)
-_register(torch.FloatTensor, torch.float32)
-_register(torch.DoubleTensor, torch.float64)
-_register(torch.LongTensor, torch.int64)
+_NUMPY: dict[torch.dtype, Any] = {
+    torch.float16: np.float16,
+    torch.float32: np.float32,
+    torch.float64: np.float64,
+    torch.uint8: np.uint8,
+    torch.int8: np.int8,
+    torch.int16: np.int16,
+    torch.int32: np.int32,
+    torch.int64: np.int64,
+    torch.bool: np.bool_,
+}
+
+_register(torch.Tensor, None, lists=True)  # one number would be a size
+_register(torch.FloatTensor, torch.float32, lists=True)
+_register(torch.DoubleTensor, torch.float64, lists=True)
+_register(torch.LongTensor, torch.int64, lists=True)
+_register(torch.HalfTensor, torch.float16, lists=False)
+_register(torch.IntTensor, torch.int32, lists=False)
+_register(torch.ShortTensor, torch.int16, lists=False)
+_register(torch.CharTensor, torch.int8, lists=False)
+_register(torch.ByteTensor, torch.uint8, lists=False)
+_register(torch.BoolTensor, torch.bool, lists=False)
 
 
 def _register_range(fn: Any) -> None:

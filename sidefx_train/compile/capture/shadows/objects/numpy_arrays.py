@@ -119,6 +119,23 @@ class ArrayRecord(Record):
         self.tensor = self.heap.shadow(real, self.heap.sources.array(self.source))
         return self.tensor
 
+    def part(self, array: np.ndarray[Any, Any]) -> torch.Tensor | None:
+        """Returns a fake tensor over the same part of the memory as a view of the shadow; ``None`` if torch cannot
+        express it."""
+        real, size = self.real, self.real.itemsize
+        alike = self._contents.strides == real.strides and array.dtype == real.dtype and real.flags.writeable
+        if (
+            not alike
+            or not array.size
+            or any(stride < 0 or stride % size for stride in (*array.strides, *real.strides))
+        ):
+            return None
+        addresses = [each.__array_interface__["data"][0] for each in (array, self._contents)]
+        whole = self.as_tensor()
+        strides = tuple(stride // size for stride in array.strides)
+        offset = whole.storage_offset() + (addresses[0] - addresses[1]) // size
+        return torch.as_strided(whole, array.shape, strides, offset)
+
     def _is_written(self) -> bool:
         """Returns True if C code has written to the shadow without asking whether it may."""
         shadow, real = self.shadow, self.real

@@ -24,7 +24,7 @@ def as_tensors(run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     """Returns the arguments of such a call with tensors in place of lists; unchanged if torch would reject them.
 
     Args:
-        run: calls a torch function as part of the step.
+        run: calls a function of torch as the step does.
     """
     named = dict(zip(_PARAMETERS, args, strict=False)) | kwargs
     if not all(_is_numbers(named.get(name)) for name in _ARGUMENTS):

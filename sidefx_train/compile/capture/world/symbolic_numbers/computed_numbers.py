@@ -30,6 +30,10 @@ _OF_BUILTINS = frozenset({divmod, pow, round, abs})
 _CHOICES = frozenset({max, min})
 _CLASSES: frozenset[Any] = frozenset({float, int, *OF_NUMPY})
 _OF_FLOATS = ("as_integer_ratio", "is_integer")
+_OF_NUMPY_SCALARS = (
+    ("item", "astype", "round", "clip", "copy", "squeeze", "conj", "conjugate")
+    + ("sum", "prod", "mean", "min", "max", "std", "var")
+)  # fmt: skip
 NUMBER_METHODS: frozenset[Any] = frozenset(
     (
         int.to_bytes,
@@ -40,7 +44,8 @@ NUMBER_METHODS: frozenset[Any] = frozenset(
         float.is_integer,
         float.conjugate,
     )
-    + (float.as_integer_ratio, np.generic.item, np.generic.astype)
+    + (float.as_integer_ratio,)
+    + tuple(getattr(np.generic, name) for name in _OF_NUMPY_SCALARS)
     + tuple(getattr(kind, name) for kind in (np.float16, np.float32, np.float64) for name in _OF_FLOATS)
 )
 """Methods of numbers that return numbers."""
@@ -128,14 +133,19 @@ class _Arguments:
         return type(value) in _LITERALS or (safe_isinstance(value, type) and value in _CLASSES)
 
     def filled(self, value: Any, places: dict[int, Slot]) -> Any:
-        """Returns a value with positions in place of symbolic numbers, and copies of what the step may write to."""
+        """Returns a value with positions in place of symbolic numbers, and copies of what the step may write to.
+
+        The copies are read-only: a function that writes to one (``out=``) raises, and is not left to the prologue.
+        """
         kind = type(value)
         if kind in (tuple, list):
             return kind(self.filled(item, places) for item in value)
         if kind is dict:
             return {name: self.filled(item, places) for name, item in value.items()}
         if kind is np.ndarray:
-            return value.copy()
+            copied = value.copy()
+            copied.flags.writeable = False
+            return copied
         return places[id(value)] if kind in (torch.SymInt, torch.SymFloat) else value
 
 

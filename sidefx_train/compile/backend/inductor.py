@@ -203,6 +203,8 @@ def inductor_reference(traced: TracedGraph, config: CompileConfig, graph: Functi
             chosen["fallback_random"] = True
         with compat.inductor_options(chosen), compat.inductor_lowering(traced.fake_mode):
             module = compat.inductor_passes(graph.module, is_written_out(graph.module))
+            if enabled("copies_for_writes"):
+                order_writes(module.graph)
     return functional_reference(graph, module, traced)
 
 

@@ -57,6 +57,7 @@ CORRECTNESS = {
     "result_strides": "results have the strides they were traced with",
     "rounding_casts": "casts to float16 and bfloat16 round",
     "results_own_storage": "sums and products without effect that are results are copied",
+    "copies_for_writes": "an input that gets another one's old value gets it before that is written",
     "rows_of_their_own": "rows that one tile computes are not kept in a buffer of one row",
     "masked_reads": "on a GPU, padding is filled in where its kernel computes what is padded",
     "zero_products": "products with 0 are computed: NaN stays NaN",

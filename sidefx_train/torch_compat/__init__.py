@@ -237,6 +237,7 @@ from sidefx_train.torch_compat.op_overloads import operator_defaults as operator
 from sidefx_train.torch_compat.op_overloads import python_derivative as python_derivative
 from sidefx_train.torch_compat.op_overloads import run_compiled as run_compiled
 from sidefx_train.torch_compat.op_overloads import runs_python as runs_python
+from sidefx_train.torch_compat.op_overloads import viewed_by as viewed_by
 from sidefx_train.torch_compat.op_overloads import while_loop as while_loop
 from sidefx_train.torch_compat.overrides.functions import AS_SUBCLASS as AS_SUBCLASS
 from sidefx_train.torch_compat.overrides.functions import CHANGES_FUNCTION_MODES as CHANGES_FUNCTION_MODES

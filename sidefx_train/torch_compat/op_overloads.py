@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -97,6 +98,23 @@ compiling_operator = getattr(_operator_utils, "setup_compilation_env", None)
 
 def is_random(target: Any) -> bool:
     return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+def viewed_by(node: torch.fx.Node) -> torch.fx.Node | None:
+    """Returns the operand in whose memory a value of a functional graph lies when Inductor has lowered it.
+
+    ``_unsafe_view`` becomes a view, and ``copy`` its second argument. A value with memory of its own has none.
+    """
+    if node.target is operator.getitem:
+        whole: Any = node.args[0]
+        return whole if _is_view(whole) else None
+    if _is_view(node) or node.target is _aten._unsafe_view.default:
+        return node.all_input_nodes[0] if node.all_input_nodes else None
+    return node.args[1] if node.target is _aten.copy.default else None  # type: ignore[return-value]
+
+
+def _is_view(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
 
 
 def changes_in_place(target: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -396,3 +397,21 @@ def test_a_worker_builds_again_what_lost_its_library(folder: Path) -> None:
         report = compiled.report()
         assert not report.breaks, str(report)
         assert report.replays == 2, str(report)
+
+
+def test_graphs_with_functions_of_changing_numbers_are_kept(folder: Path) -> None:
+    """Regression: a graph with ``min`` of a changing number, as with Adafactor, was lowered in every process."""
+    outcomes = []
+    for function in (math.exp, math.exp, math.log1p):
+        counts = {"calls": 0.5}
+
+        def step(x: torch.Tensor, function: Any = function, counts: Any = counts) -> torch.Tensor:
+            counts["calls"] += 0.1
+            return x * min(counts["calls"], 0.75) * function(counts["calls"])
+
+        compiled = sidefx_train.compile(step)
+        values = [compiled(torch.ones(3)).tolist() for _ in range(4)]
+        counts["calls"] = 0.5
+        assert values == [pytest.approx(step(torch.ones(3)).tolist()) for _ in range(4)]
+        outcomes.append(FOUND in compiled.report().captures[-1].notes)
+    assert outcomes == [False, True, False]

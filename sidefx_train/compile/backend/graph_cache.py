@@ -217,7 +217,10 @@ def _target(node: fx.Node) -> str:
         return str(target)
     module = getattr(target, "__module__", None) or ""
     if module.partition(".")[0] not in ("torch", "operator", "_operator", "math", "builtins"):
-        raise CannotKeep(str(target))
+        on_numbers = compat.host_functions().get(target)
+        if on_numbers is None:
+            raise CannotKeep(str(target))
+        return f"{module}.{target.__qualname__} {on_numbers}"
     if isinstance(target, compat.HigherOrderOperator):
         raise CannotKeep(str(target))
     return f"{module}.{target.__qualname__}"

@@ -54,7 +54,7 @@ from sidefx_train.compile.backend.passes.keep_composite_ops import join_complex,
 from sidefx_train.compile.backend.passes.multi_tensor_groups import batch, results_with_own_memory
 from sidefx_train.compile.backend.passes.repeated_regions import Division, find_regions
 from sidefx_train.compile.backend.passes.scatter_add_rows import may_add_rows
-from sidefx_train.compile.backend.passes.separate_results import separate_results
+from sidefx_train.compile.backend.passes.separate_results import order_writes, separate_results
 from sidefx_train.compile.backend.passes.work_size import is_tiny
 from sidefx_train.compile.backend.runners.aot_eager import example_inputs
 from sidefx_train.compile.backend.runners.runner import generate
@@ -203,6 +203,8 @@ def inductor_reference(traced: TracedGraph, config: CompileConfig, graph: Functi
             chosen["fallback_random"] = True
         with compat.inductor_options(chosen), compat.inductor_lowering(traced.fake_mode):
             module = compat.inductor_passes(graph.module, is_written_out(graph.module))
+            if enabled("copies_for_writes"):
+                order_writes(module.graph)
     return functional_reference(graph, module, traced)
 
 
@@ -464,6 +466,8 @@ def _compile(
                 if issued(module.graph) != issued(graph.module.graph):
                     raise BackendError("SFX201", "Inductor's passes changed the collectives of the graph")
                 separate_results(module, graph.results, results_with_own_memory(graph))
+                if enabled("copies_for_writes"):
+                    order_writes(module.graph)
                 check_graph("Inductor's passes", module, traced.fake_mode, functional=True)
                 passes = PassOptions(threads, config.autotune == "on", config.deterministic)
                 passed = run_passes(module, traced.fake_mode, passes)

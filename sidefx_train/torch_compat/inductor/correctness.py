@@ -13,6 +13,7 @@ seen.
 | ``result_strides`` | a result that lies in a concatenation has the strides of the concatenation | 2.13 |
 | ``rounding_casts`` | a cast to a narrow type and back does not round | 2.13 |
 | ``results_own_storage`` | ``x * ones``, a copy of a written part, and from 2.14 ``x * 1``: no copies | 2.11 to 2.15 |
+| ``copies_for_writes`` | an input gets the new value of another one, not the old one that was copied | 2.13 |
 | ``rows_of_their_own`` | a buffer of one row is shared by the rows of a tile | 2.11 to 2.13 |
 | ``masked_reads`` | on a GPU, padding has values of its neighbors | 2.13 |
 | ``zero_products`` | ``x * 0`` is 0 where ``x`` is NaN or infinite | 2.13 |
@@ -39,7 +40,7 @@ from torch import fx
 
 from sidefx_train.switches import enabled
 from sidefx_train.torch_compat.inductor.patching import replaced, setting
-from sidefx_train.torch_compat.op_overloads import is_random
+from sidefx_train.torch_compat.op_overloads import is_random, viewed_by
 
 _IN_FORMAT_OF_ARGUMENT = frozenset(
     {torch.ops.aten.replication_pad2d_backward.default, torch.ops.aten.replication_pad3d_backward.default}
@@ -342,9 +343,35 @@ def results_own_storage() -> Iterator[None]:
 
         return remove_no_ops
 
-    def but_of_written(before: Callable[..., Any]) -> Callable[..., Any]:
+    with (
+        replaced(joint_graph, "remove_no_ops", with_copies),
+        replaced(
+            post_grad, "remove_noop_ops", _hiding(lambda graph: _copies_of_written(graph, post_grad.noop_registry))
+        ),
+    ):
+        yield
+
+
+@contextmanager
+def copies_for_writes() -> Iterator[None]:
+    """Keeps the copy of an input that the graph writes where another input gets it.
+
+    Upstream: the copy is removed, and the input written first: ``t = x.clone(); x.copy_(y); y.copy_(t)`` leaves ``y``
+    as it is. Seen with ``torch.compile`` in torch 2.13. ``order_writes`` in ``compile/backend/passes`` puts the writes
+    in an order in which few copies are needed.
+    """
+    from torch._inductor.fx_passes import post_grad
+
+    with replaced(post_grad, "remove_noop_ops", _hiding(_copies_for_writes)):
+        yield
+
+
+def _hiding(find: Callable[[fx.Graph], list[fx.Node]]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Returns what hides some nodes from a pass that removes copies."""
+
+    def without_them(before: Callable[..., Any]) -> Callable[..., Any]:
         def remove_noop_ops(graph: fx.Graph) -> None:
-            targets = {node: node.target for node in _copies_of_written(graph, post_grad.noop_registry)}
+            targets = {node: node.target for node in find(graph)}
             for node in targets:
                 node.target = _kept
             before(graph)
@@ -353,11 +380,7 @@ def results_own_storage() -> Iterator[None]:
 
         return remove_noop_ops
 
-    with (
-        replaced(joint_graph, "remove_no_ops", with_copies),
-        replaced(post_grad, "remove_noop_ops", but_of_written),
-    ):
-        yield
+    return without_them
 
 
 def _kept(*args: Any, **kwargs: Any) -> Any:
@@ -384,6 +407,22 @@ def _copies_of_written(graph: fx.Graph, removable: Any) -> list[fx.Node]:
             chain = _viewed(source)
         if chain in written and node is not chain:
             found.append(node)
+    return found
+
+
+def _copies_for_writes(graph: fx.Graph) -> list[fx.Node]:
+    """Returns copies of inputs that the graph writes, where these are the values of other inputs."""
+    writes = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    written = {write.args[0] for write in writes}
+    found = []
+    for write in writes:
+        node: Any = write.args[1]
+        if node.target is torch.ops.aten.clone.default:
+            source = node.args[0]
+            while (viewed := viewed_by(source)) is not None:
+                source = viewed
+            if source in written and source is not write.args[0]:
+                found.append(node)
     return found
 
 
@@ -558,6 +597,7 @@ _MENDED: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "result_strides": results_laid_out_as_traced,
     "rounding_casts": casts_round,
     "results_own_storage": results_own_storage,
+    "copies_for_writes": copies_for_writes,
     "rows_of_their_own": local_buffers_hold_one_row,
     "masked_reads": masked_reads_filled,
     "zero_products": zero_products_computed,

@@ -157,6 +157,14 @@ def copy_of_written_rows(x):
     return x[:2].clone()
 
 
+def inputs_that_are_exchanged(x, y, z):
+    kept = x.clone()
+    x.copy_(y)
+    y.copy_(kept)
+    z.copy_(x)
+    return x, y, z
+
+
 def window_past_the_padding(x):
     return torch.autograd.grad(F.avg_pool2d(x, 3, 2, 1, ceil_mode=True).sum(), x)
 
@@ -213,6 +221,7 @@ BUGS = (
     Bug("results_own_storage", product_with_one, ((4, 6),), since=(2, 14)),
     Bug("results_own_storage", copy_of_a_written_part, ((2, 5),), since=(2, 11)),
     Bug("results_own_storage", copy_of_written_rows, ((4, 5),), since=(2, 11)),
+    Bug("copies_for_writes", inputs_that_are_exchanged, ((4,), (4,), (4,))),
     Bug("rows_of_their_own", rows_share_a_buffer, ((1, 12, 3),), since=(2, 11), until=(2, 14)),
     Bug("zero_products", product_with_the_number_zero, ((8, 16),), until=(2, 14)),
     Bug("small_arguments", exponential_of_a_small_number, ((8, 16),)),

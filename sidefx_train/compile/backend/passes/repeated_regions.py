@@ -155,22 +155,23 @@ class _Nodes:
                 raise CannotDivide(f"{node} has sizes of other kinds")
             else:
                 self.sequence.append(node)
-        self.written = {node.args[0] for node in writes}
+        self.written: set[Any] = {node.args[0] for node in writes}
         self._place(writes)
 
     def _place(self, writes: list[fx.Node]) -> None:
-        """Puts each write behind the operations that compute its value or read the input's old one."""
+        """Puts each write behind what computes its value, and what reads the input's old one: earlier writes, too."""
         position = {node: i for i, node in enumerate(self.sequence)}
         at: dict[int, list[fx.Node]] = {}
         for write in writes:
             before = [position[node] for node in self._readers(write.args[0]) if node in position]  # type: ignore[arg-type]
             before += [position[node] for node in self._makers(write.args[1]) if node in position]  # type: ignore[arg-type]
-            at.setdefault(max(before, default=len(self.sequence) - 1), []).append(write)
+            position[write] = max(before, default=len(self.sequence) - 1)
+            at.setdefault(position[write], []).append(write)
         self.sequence = [each for i, node in enumerate(self.sequence) for each in (node, *at.get(i, ()))]
 
     def _readers(self, node: fx.Node) -> Iterator[fx.Node]:
         for user in node.users:
-            if user in self.free:
+            if user in self.free or compat.viewed_by(user) is not None:
                 yield from self._readers(user)
             yield user
 
@@ -311,11 +312,12 @@ def _torn(sequence: Sequence[fx.Node], at: int, period: int) -> tuple[int, int]:
 def _divide_at(known: _Nodes, cuts: set[int]) -> Division:
     while True:
         places = [0, *sorted(cuts), len(known.sequence)]
-        regions = [Region(known.sequence[a:b]) for a, b in itertools.pairwise(places)]
+        # Inductor's passes rely on it that a graph ends with the writes to its inputs.
+        regions = [Region(sorted(known.sequence[a:b], key=_writes_input)) for a, b in itertools.pairwise(places)]
         _place_results(known, regions)
         for region in regions:
             _fill(known, region)
-        _give_windows(regions)
+        _give_windows(known, regions)
         classes = _region_classes(known, regions)
         alone = [count == 1 for count in map(Counter(classes).get, classes)]
         needless = {places[i + 1] for i in range(len(regions) - 1) if alone[i] and alone[i + 1]}
@@ -358,14 +360,15 @@ def _fill(known: _Nodes, region: Region) -> None:
         raise CannotDivide("results of one operation are in two regions")
 
 
-def _give_windows(regions: Sequence[Region]) -> None:
+def _give_windows(known: _Nodes, regions: Sequence[Region]) -> None:
     """Determines which elements of a vector of numbers each region reads alone."""
     readers: dict[Any, set[int]] = {}
     for number, region in enumerate(regions):
-        for node in filter(_is_pick, region.items):
-            readers.setdefault(node.args, set()).add(number)
+        for node in region.items:
+            if _is_pick(known, node):
+                readers.setdefault(node.args, set()).add(number)
     for region in regions:
-        own = [node for node in region.items if _is_pick(node) and len(readers[node.args]) == 1]
+        own = [node for node in region.items if len(readers.get(node.args, ())) == 1 and _is_pick(known, node)]
         places = {node.args[2] for node in own}
         if len({node.args[0] for node in own}) != 1 or max(places) - min(places) + 1 != len(places):  # type: ignore[type-var, operator]
             continue
@@ -376,12 +379,15 @@ def _give_windows(regions: Sequence[Region]) -> None:
             region.takes.remove(vector)
 
 
-def _is_pick(node: fx.Node) -> bool:
-    """Returns True for the selection of one element of a vector that is an input."""
+def _is_pick(known: _Nodes, node: fx.Node) -> bool:
+    """Returns True for the selection of one element of a vector that is an input, and not written."""
     if node.target is not torch.ops.aten.select.int or len(node.args) != 3 or node.args[1] != 0:
         return False
     vector, index = node.args[0], node.args[2]
-    return isinstance(vector, fx.Node) and vector.op == "placeholder" and type(index) is int and index >= 0
+    if not isinstance(vector, fx.Node) or vector.op != "placeholder" or vector in known.written:
+        return False
+    value = vector.meta["val"]
+    return value.dim() == 1 and value.stride(0) == 1 and type(index) is int and index >= 0
 
 
 def _items(nodes: Sequence[fx.Node], made: set[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:

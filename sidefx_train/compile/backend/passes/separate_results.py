@@ -1,12 +1,14 @@
-"""Gives results of their own storage to a graph in which equal values were merged.
+"""Gives results of their own storage to a graph in which equal values were merged, and orders writes to its inputs.
 
 Common-subexpression elimination makes one node of equal values: three gradients of zeros, for example. Eager has three
-tensors, and whoever writes one of them does not change the others.
+tensors, and whoever writes one of them does not change the others. Copies are removed as well, also that of a weight
+that another input gets before the weight is updated.
 """
 
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
@@ -53,6 +55,34 @@ def separate_results(module: fx.GraphModule, before: tuple[Any, ...], escaping: 
         module.recompile()
 
 
+def order_writes(graph: fx.Graph) -> None:
+    """Has an input written after what other inputs get from its old value; if two get each other's, one is copied."""
+    output = graph.output_node()
+    writes = {node.args[0]: node for node in graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)}
+    reads: dict[Any, Any] = {target: _root(write.args[1])[0] for target, write in writes.items()}
+    reads = {target: source for target, source in reads.items() if source in writes and source is not target}
+    if not reads:
+        return
+    readers = Counter(reads.values())
+    ready = [target for target in writes if not readers[target]]
+    for target in ready:
+        source = reads.get(target)
+        readers[source] -= 1
+        if source is not None and not readers[source]:
+            ready.append(source)
+    exchanged = [target for target in writes if readers[target] > 0]  # each gets the value of another one of these
+    first = next(iter(writes.values()))
+    for target in exchanged:
+        value: Any = writes[target].args[1]
+        with graph.inserting_before(first):
+            copied = graph.call_function(torch.ops.aten.clone.default, (value,))
+        with value.meta["val"].fake_mode:
+            copied.meta = {**value.meta, "val": value.meta["val"].clone()}
+        writes[target].replace_input_with(value, copied)
+    for target in (*ready, *exchanged):
+        output.prepend(writes[target])
+
+
 def _share_as_merged(graph: fx.Graph) -> None:
     """Gives views, and parts of operations, values in the memory of the node that theirs was merged with.
 
@@ -82,9 +112,6 @@ def _is_view(node: fx.Node) -> bool:
 
 def _root(node: fx.Node) -> tuple[fx.Node, Any]:
     """Returns the node whose memory a result views, and which of its parts."""
-    while True:
-        if node.target is operator.getitem and not _is_view(node.args[0]):
-            return node.args[0], node.args[1]
-        if node.target is not operator.getitem and not _is_view(node):
-            return node, None
-        node = node.all_input_nodes[0]
+    while (viewed := compat.viewed_by(node)) is not None:
+        node = viewed
+    return (node.args[0], node.args[1]) if node.target is operator.getitem else (node, None)  # type: ignore[return-value]

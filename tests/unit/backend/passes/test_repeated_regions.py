@@ -277,19 +277,70 @@ def test_an_input_is_written_behind_its_last_reader() -> None:
 
     draw = torch.Generator().manual_seed(0)
     inputs = [torch.randn(4, 4, generator=draw) for _ in range(3)]
-    graph = _graph(step, *inputs)
-    writes = [node for node in graph.nodes if node.target is torch.ops.aten.copy_.default]
-    for node in graph.nodes:  # as in functional graphs, which end with them
-        node.replace_input_with(writes[1], writes[1].args[0]) if writes[1] in node.all_input_nodes else None
-    end = next(iter(reversed(graph.nodes)))
-    for write in writes:
-        end.prepend(write)
+    division = _same_by_regions(_with_writes_last(_graph(step, *inputs)), inputs)
+    assert len(division.regions) > 3
+
+
+def _with_writes_last(graph: fx.Graph) -> fx.Graph:
+    """Moves writes of inputs to the end of a graph, as in functional graphs; other nodes read old values."""
+    for write in graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
+        write.replace_all_uses_with(write.args[0])
+        graph.output_node().prepend(write)
+    return graph
+
+
+def _same_by_regions(graph: fx.Graph, inputs: list[torch.Tensor]) -> Division:
+    """Compares a graph with its regions, results and inputs, and returns these."""
     division = find_regions(graph)
-    assert division is not None and len(division.regions) > 3
+    assert division is not None
     mine, yours = [x.clone() for x in inputs], [x.clone() for x in inputs]
     want = fx.GraphModule({}, graph)(*mine)
     have = _run_by_regions(graph, division, yours)
     assert all(map(torch.equal, (*want, *mine), (*have, *yours)))
+    return division
+
+
+def test_an_input_is_written_behind_writes_that_read_its_old_value() -> None:
+    """Regression: snapshots of weights before their update were of updated weights."""
+
+    def step(y: torch.Tensor, *inputs: torch.Tensor) -> Any:
+        weights, snapshots, older = inputs[:9], inputs[9:18], inputs[18:]
+        for weight in weights:
+            y = (_products(y, 4) @ weight).sigmoid()
+        for weight, snapshot, oldest in zip(weights, snapshots, older, strict=True):
+            oldest.copy_(torch.ops.aten._unsafe_view(snapshot, [4, 4]))
+            snapshot.copy_(weight.t())
+            weight.copy_((weight.t() * 0.9).t())
+        return (y,)
+
+    draw = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(4, 4, generator=draw) for _ in range(28)]
+    division = _same_by_regions(_with_writes_last(_graph(step, *inputs)), inputs)
+    for region in division.regions:
+        writes = [node.target is torch.ops.aten.copy_.default for node in region.nodes]
+        assert writes == sorted(writes), "Inductor expects writes at the end"
+
+
+@pytest.mark.parametrize("kind", ["rows", "strided", "written"])
+def test_rows_parts_of_others_and_written_numbers_are_no_window(kind: str) -> None:
+    """Regression: rows were read as single numbers, elements with a stride as consecutive ones."""
+
+    def step(y: torch.Tensor, *inputs: torch.Tensor) -> Any:
+        for i in range(12):
+            y = _products(y, 4) * (inputs[i][0] if kind == "rows" else inputs[0][i])
+        if kind == "written":
+            inputs[0].copy_(inputs[0] * 0.5 + y.mean())
+        return (y,)
+
+    draw = torch.Generator().manual_seed(0)
+    numbers = [torch.randn(12, 4, generator=draw) for _ in range(12)]
+    given = {"rows": numbers, "strided": [numbers[0][:, 1]], "written": [numbers[0][:, 1].clone()]}[kind]
+    inputs = [torch.randn(4, 4, generator=draw), *given]
+    graph = _with_writes_last(_graph(step, *inputs))
+    if kind == "rows":
+        _same_by_regions(graph, inputs)
+    division = find_regions(graph)
+    assert division is None or all(region.window is None for region in division.regions)
 
 
 def test_numbers_that_one_region_reads_are_a_window_of_its_own() -> None:

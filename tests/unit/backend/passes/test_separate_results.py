@@ -71,3 +71,52 @@ def test_gradients_of_zeros_are_tensors_of_their_own():
         runs.append(torch.stack(losses))
     torch.testing.assert_close(*runs)
     assert not run.report().breaks
+
+
+def snapshot_and_history(x: Any, old: Any, older: Any) -> Any:
+    older.copy_(old)
+    old.t().copy_(x.t())
+    x.mul_(3)
+
+
+def rotated(x: Any, y: Any, z: Any) -> Any:
+    first = x.clone()
+    x.copy_(y)
+    y.copy_(z)
+    z.copy_(first)
+
+
+def parts_of_another(x: Any, y: Any, z: Any) -> Any:
+    one, two = x.chunk(2)
+    z[:1].copy_(one)
+    x.mul_(3)
+    y[1:] = two
+    z[1] = y[0]
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("step", [snapshot_and_history, rotated, parts_of_another])
+def test_an_input_gets_the_old_value_of_another(step, backend):
+    """Regression: the copy was removed, and the other input was written first."""
+    mine, yours = ([torch.arange(4.0).view(2, 2) + 10 * i for i in range(3)] for _ in range(2))
+    compiled = sidefx_train.compile(step, backend=backend, verify=0)
+    for _ in range(2):
+        step(*mine)
+        compiled(*yours)
+        assert all(map(torch.equal, mine, yours)), (mine, yours)
+
+
+def test_the_reference_with_random_numbers_writes_in_the_same_order():
+    """Regression: with ``rng="fast"`` the reference of the comparison was as wrong as the compiled graph."""
+
+    def step(x: Any, y: Any, z: Any) -> Any:
+        rotated(x, y, z)
+        return torch.nn.functional.dropout(x, 0.5)
+
+    mine, yours = ([torch.arange(4.0).view(2, 2) + 10 * i for i in range(3)] for _ in range(2))
+    compiled = sidefx_train.compile(step, rng="fast")
+    for _ in range(2):
+        step(*mine)
+        compiled(*yours)
+        assert all(map(torch.equal, mine, yours)), (mine, yours)
+    assert not compiled.report().fallbacks, compiled.report().fallbacks

@@ -8,6 +8,7 @@ the format. Values that leave the graph are converted back.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -17,7 +18,7 @@ from sidefx_train import torch_compat as compat
 from sidefx_train.compile.graph.strided_layout import is_dense_in
 
 aten = torch.ops.aten
-DRAWS = frozenset(
+_DRAWS_BY_MEMORY = frozenset(
     {aten.bernoulli_.float, aten.uniform_.default, aten.random_.default, aten.random_.to, getattr(aten.random_, "from")}
 )
 """Draws in memory order (``normal_`` uses another order if a tensor is not contiguous)."""
@@ -86,13 +87,35 @@ def _outermost_first(captured: torch.Tensor) -> list[int]:
     return sorted(range(captured.dim()), key=lambda d: (captured.stride(d), captured.shape[d]), reverse=True)
 
 
-def drawn(target: Any, value: torch.Tensor, captured: torch.Tensor, args: Any, kwargs: Any) -> torch.Tensor:
-    """Draws random numbers into ``value`` in the order of eager's memory, whatever its layout here."""
+def drawn(
+    target: Any, value: torch.Tensor, captured: torch.Tensor, call: Callable[[torch.Tensor], Any]
+) -> torch.Tensor:
+    """Draws random numbers into ``value`` in the order of eager's memory, whatever its layout here.
+
+    Args:
+        target: the operation, in place.
+        value: a functional tensor.
+        captured: the tensor in the captured graph.
+        call: calls the operation on a tensor.
+    """
+    if not _draws_by_memory(target, captured.device):
+        return call(value)  # type: ignore[no-any-return]
     order = _outermost_first(captured)
-    if order == list(range(len(order))) or not _draws_by_memory(target, captured.device):
-        return target(value, *args, **kwargs)  # type: ignore[no-any-return]
-    target(value.permute(order), *args, **kwargs)
-    return value
+    with compat.no_recording():  # of the comparison
+        alike = tuple(compat.from_functional(value).stride()) == tuple(captured.stride())
+        alike = alike or not is_dense_in(captured, order)
+    if alike:
+        call(value.permute(order) if target in _DRAWS_BY_MEMORY else value)
+        return value
+    dense = torch.empty([value.shape[d] for d in order], dtype=value.dtype, device=value.device)
+    held = dense.permute([order.index(d) for d in range(len(order))])
+    call(dense if target in _DRAWS_BY_MEMORY else held)
+    return value.copy_(held)
+
+
+def in_captured_layout(value: Any, captured: Any) -> Any:
+    """Returns a functional tensor in the layout that it has in the captured graph."""
+    return like_captured(value, tuple(compat.from_functional(value).stride()), captured)
 
 
 @lru_cache

@@ -347,12 +347,29 @@ class Retracer:
             return rule(*args, **kwargs)
         if target is aten.expand.default and self._is_written(node) and keeps_elements(args[0], args[1]):
             return unexpanded(args[0], args[1])
-        if target in layouts.DRAWS and not has_tensor_scalar((args, kwargs)):
-            return layouts.drawn(target, args[0], node.args[0].meta["val"], args[1:], kwargs)  # type: ignore[union-attr]
+        if compat.is_random(target) and args and isinstance(args[0], torch.Tensor):
+            return self._draw(node, target, args, kwargs)
         if target is aten.view.default and self.options.channels_last:
             args = (self._laid_out(node, args[0]), *args[1:])
         if target is operator.getitem and type(args[1]) is int:
             return args[0][args[1]]  # of a list with many items
+        return self._run(node, target, args, kwargs)
+
+    def _draw(self, node: fx.Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs a random operation on tensors of the captured layouts, which decide which element gets which number."""
+        in_place = target._schema.name.endswith("_")
+        values = list(args)
+        for i, source in enumerate(node.args):
+            if isinstance(values[i], torch.Tensor) and isinstance(source, fx.Node) and not (in_place and i == 0):
+                values[i] = layouts.in_captured_layout(values[i], source.meta["val"])
+        if not in_place:
+            return self._run(node, target, tuple(values), kwargs)
+        captured: Any = node.args[0].meta["val"]  # type: ignore[union-attr]
+        return layouts.drawn(
+            target, args[0], captured, lambda held: self._run(node, target, (held, *values[1:]), kwargs)
+        )
+
+    def _run(self, node: fx.Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(target, compat.OpOverload):
             if has_tensor_scalar(args):
                 return call_number(target, args)

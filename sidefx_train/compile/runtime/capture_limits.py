@@ -23,6 +23,10 @@ _EQUAL_STOPS = 4
 """Number of captures that stopped at one line until the next ones are tried more and more seldom: another value of what
 they read has not helped."""
 
+_HELD = 32
+"""Number of calls in a row that would repeat a failed capture, after which it is asked more and more seldom whether one
+would: the guards may take a noticeable part of a small step."""
+
 _MAX_BACKEND_FAILURES = 2
 """Number of backend failures after which the step runs eagerly for good: each takes as long as a success."""
 
@@ -45,9 +49,11 @@ class CaptureLimits:
         self.stops: list[CaptureFailed] = []
         self.backend_failures = 0
         self._latest_backend_stop: CaptureFailed | None = None
+        self._latest_held: CaptureFailed | None = None
         self._explained: list[tuple[CaptureFailed, str]] = []
         self._replays = self._misses = self._pause = self._paused = 0
         self._equal_stops = self._left_out = 0
+        self._held = self._held_pause = self._not_asked = 0
 
     @property
     def backend_stop(self) -> CaptureFailed | None:
@@ -81,11 +87,24 @@ class CaptureLimits:
 
     def stop_for(self, call: Call) -> CaptureFailed | None:
         """Returns the failed capture that this call would repeat, or probably would."""
+        if self._not_asked:
+            self._not_asked -= 1
+            return self._latest_held
         known = next((stop for stop in self.stops if stop.holds is not None and stop.holds(*call)), None)
+        self._note_held(known)
         if known is None and self._left_out and self.stops[-1].holds is not None:
             self._left_out -= 1
             return self.stops[-1]
         return known
+
+    def _note_held(self, known: CaptureFailed | None) -> None:
+        """Counts calls in a row that would repeat a failed capture."""
+        if known is None:
+            self._held = self._held_pause = 0
+            return
+        self._latest_held, self._held = known, self._held + 1
+        if self._held > _HELD:
+            self._held_pause = self._not_asked = min(2 * max(self._held_pause, 1), _LONGEST_PAUSE)
 
     def known_limit(self) -> tuple[CaptureFailed, str] | None:
         """Returns why the step must not be captured again, and the label of the value that kept changing, from earlier

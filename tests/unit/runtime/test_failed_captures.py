@@ -132,3 +132,28 @@ def test_a_decision_that_stops_the_capture_is_one_side_of_a_number():
     report = compiled.report()
     assert report.fallback_count + report.replays == 64 and report.replays >= 40, str(report)
     assert len(report.captures) <= 4, str(report)
+
+
+def test_a_step_that_stays_as_it_is_is_asked_more_and_more_seldom():
+    """Its guards are not evaluated at each call, and a change is noticed after a while."""
+    reads, flags = [], {"wrong": True}
+
+    def step(x):
+        if flags["wrong"]:
+            return without_a_fake(x, False) * 2
+        return x * 4
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(40):
+            assert compiled(torch.ones(2)).eq(4).all()
+        note = compiled._limits._note_held
+        compiled._limits._note_held = lambda known: reads.append(known) or note(known)
+        for _ in range(160):
+            assert compiled(torch.ones(2)).eq(4).all()
+        assert 1 < len(reads) < 10 and compiled.report().fallback_count == 200
+        flags["wrong"] = False
+        for _ in range(66):
+            assert compiled(torch.ones(2)).eq(4).all()
+    assert 0 < compiled.report().replays < 66

@@ -10,7 +10,6 @@ collectives; the deferred call gets its result.
 from __future__ import annotations
 
 import sys
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -25,6 +24,7 @@ from sidefx_train.compile.capture.shadows.deferred_values import DeferredArray, 
 from sidefx_train.compile.capture.world.native_call_facts import first_line
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.thread_warnings import no_warnings
 
 _KNOWN: set[str] = set()
 _COMMUNICATES = "SFX103"
@@ -140,8 +140,7 @@ class _Probe:
         vars(self._module)["_current_fx_name"] = hook
         before = set(self._warned)
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with no_warnings():
                 self._log(self._module, *args, **kwargs)
         except Exception as error:
             return f"{type(error).__name__}: {first_line(error)[:160]}"

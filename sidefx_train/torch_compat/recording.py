@@ -86,6 +86,7 @@ def _is_plain(op: Any) -> bool:
         and _TAGS.isdisjoint(op.tags)
         and not op._schema.is_mutable
         and implicit not in op.py_kernels
+        and torch._C._dispatch_has_kernel(op.name())  # not one of TorchScript's, such as ``aten::size``
         and not torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), implicit)
     )
 

@@ -6,8 +6,10 @@ threads, and have the program's own warnings shown again, since it makes Python 
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
+from _warnings import warn_explicit
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -39,12 +41,35 @@ def no_warnings() -> Iterator[None]:
     ident = threading.get_ident()
     _Silent.idents.append(ident)
     warnings.filters.insert(0, _FILTER)  # type: ignore[attr-defined]
+    version, filters = _version(), list(warnings.filters)
     try:
         yield
     finally:
+        if filters == warnings.filters:
+            _keep_shown(version, _version())
         _Silent.idents.remove(ident)
         if _FILTER in warnings.filters:  # else the program has restored filters of its own since
             warnings.filters.remove(_FILTER)  # type: ignore[attr-defined]
+
+
+def _version() -> int | None:
+    """Returns the number of times that filters were changed; called where warnings are ignored."""
+    registry: dict[Any, Any] = {}
+    warn_explicit("", Warning, "", 1, registry=registry)
+    return registry.get("version")
+
+
+def _keep_shown(before: int | None, now: int | None) -> None:
+    """Keeps what modules have shown, though filters were changed and restored since.
+
+    ``subprocess`` does that for each compiler that it starts. Python then forgets what it has shown.
+    """
+    if before == now or now is None:
+        return
+    for module in list(sys.modules.values()):
+        registry = getattr(module, "__dict__", {}).get("__warningregistry__")
+        if type(registry) is dict and registry.get("version") == before:
+            registry["version"] = now
 
 
 def matches(pattern: Any, text: str) -> bool:

@@ -81,3 +81,20 @@ def test_as_python_matches():
     assert matches(message, "SOME WORDS and more") and not matches(message, "not some words")
     assert matches(module, "a.b.c") and not matches(module, "a_b")
     assert matches(None, "anything") and matches("whole", "whole") and not matches("whole", "whole and more")
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_what_was_shown_is_not_shown_again(monkeypatch, changed):
+    """Regression: the program's warnings were shown once more after each compiler run."""
+    shown = []
+    monkeypatch.setattr(warnings, "showwarning", lambda message, *rest, **named: shown.append(str(message)))
+    monkeypatch.setattr(warnings, "filters", [("default", None, Warning, None, 0)])
+    for _ in range(3):
+        warnings.warn("once", FutureWarning, stacklevel=1)
+        with no_warnings():
+            with warnings.catch_warnings():  # as ``subprocess`` does
+                warnings.simplefilter("ignore")
+            if changed:  # by another thread: Python forgets then
+                warnings.simplefilter("default")
+                warnings.filters.insert(0, ("default", None, UserWarning, None, 0))
+    assert shown == ["once"] * (3 if changed else 1)

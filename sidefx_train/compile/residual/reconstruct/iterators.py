@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from sidefx_train.compile.capture.guards.guard import same_value
@@ -18,6 +17,7 @@ from sidefx_train.compile.capture.shadows.containers.iterators import (
     walk,
 )
 from sidefx_train.compile.common.plain_values import is_plain
+from sidefx_train.compile.common.thread_warnings import no_warnings
 from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.residual.reconstruct.reconstruction import Reconstruction
 
@@ -26,8 +26,7 @@ def iterator(rebuilder: Reconstruction, value: Any) -> str:
     """Returns a C iterator over its containers, at its position."""
     if type(value) in VIEWS:
         return rebuilder.remember(value, _walk(rebuilder, value))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of itertools, since Python 3.12
+    with no_warnings():  # of itertools, since Python 3.12
         made, arguments, *state = value.__reduce__()
     with rebuilder.reading():
         parts = ", ".join(rebuilder.expression(part) for part in arguments)

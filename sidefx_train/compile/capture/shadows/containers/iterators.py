@@ -15,7 +15,6 @@ import gc
 import itertools
 import operator
 import types
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.interpreter.generator_finalizers import HOLDERS, ClosingStandIn, has_pending_finally
 from sidefx_train.compile.capture.shadows.records import Record
 from sidefx_train.compile.common.sentinels import NATIVE_CODE
+from sidefx_train.compile.common.thread_warnings import no_warnings
 from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
@@ -228,8 +228,7 @@ def place_of(iterator: Any) -> Any:
     """Returns a value that is another one once an iterator of C has given an item."""
     if type(iterator) in VIEWS:
         return left_over(iterator)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of itertools, since Python 3.12
+    with no_warnings():  # of itertools, since Python 3.12
         _, *state = iterator.__reduce__()
     return tuple(map(_place_in, state))
 

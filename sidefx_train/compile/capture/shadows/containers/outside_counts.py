@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import re
-import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.guards.source import Pick, Source
 from sidefx_train.compile.capture.shadows.containers.iterators import IteratorRecord
+from sidefx_train.compile.common.thread_warnings import no_warnings
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
@@ -56,8 +56,7 @@ class CountRecord(IteratorRecord):
 
 
 def _number(shadow: Any) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+    with no_warnings():  # since Python 3.12
         return shadow.__reduce__()[1][0]
 
 

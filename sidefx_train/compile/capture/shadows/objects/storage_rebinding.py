@@ -19,6 +19,7 @@ from torch import fx
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.recording.eager_parity.resize import set_layout
 from sidefx_train.compile.capture.shadows.records import TensorRecord
+from sidefx_train.compile.common.thread_warnings import no_warnings
 from sidefx_train.compile.graph.kernel_strides import without_outs
 from sidefx_train.compile.graph.strided_layout import fills_its_range
 from sidefx_train.errors import Unsupported
@@ -278,7 +279,7 @@ def _types_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
 @functools.cache
 def _warned() -> str:
     """Returns torch's warning for a resized non-empty ``out=`` tensor, for sizes ``[1]`` and ``[2]``."""
-    with compat.real_world(), warnings.catch_warnings(record=True) as said:
+    with compat.real_world(), no_warnings(), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         torch.neg(torch.zeros(2), out=torch.zeros(1))
     return str(said[-1].message)

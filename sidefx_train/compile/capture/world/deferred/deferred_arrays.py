@@ -23,6 +23,7 @@ from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.plain_values import bounds_of
 from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.thread_warnings import no_warnings
 from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
 
 if TYPE_CHECKING:
@@ -186,8 +187,7 @@ class DeferredArrays:
             return ABSENT
         samples = [_sample_of(world, each) for each in args]
         try:
-            with compat.real_world(), warnings.catch_warnings(), np.errstate(all="ignore"):
-                warnings.simplefilter("ignore")
+            with compat.real_world(), no_warnings(), np.errstate(all="ignore"):
                 sample = fn(*samples, **{name: _sample_of(world, each) for name, each in kwargs.items()})
         except Exception:  # the program's own call raises it, after a break
             return ABSENT

@@ -7,6 +7,7 @@ that eager shows to the program's, whose ``__torch_function__`` is then interpre
 
 from __future__ import annotations
 
+import functools
 import operator
 import types
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
 from sidefx_train.compile.capture.world.native_call_facts import MAKES_SUBCLASS
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.thread_warnings import no_warnings
 from sidefx_train.compile.common.trace_rules import describe
 from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
 
@@ -284,6 +286,12 @@ def _given(args: Any, kwargs: Any) -> Iterator[Any]:
             yield value
 
 
+@functools.cache
+def _overridable() -> frozenset[Any]:
+    with no_warnings():  # torch changes filters while it makes its table
+        return compat.overridable_python_functions()
+
+
 def _converts(fn: Any) -> bool:
     return fn is int or fn is float or fn is bool
 
@@ -291,7 +299,7 @@ def _converts(fn: Any) -> bool:
 def _is_answered(fn: Any) -> bool:
     """Returns True for functions of torch that ask for overrides, and whose calls the capture may answer itself."""
     if type(fn) is types.FunctionType:
-        return fn in registry.INTERCEPTORS and fn in compat.overridable_python_functions()
+        return fn in registry.INTERCEPTORS and fn in _overridable()
     if _converts(fn):
         return True
     public = fn

@@ -98,14 +98,18 @@ def drawn(
         captured: the tensor in the captured graph.
         call: calls the operation on a tensor.
     """
-    if not _draws_by_memory(target, captured.device):
-        return call(value)  # type: ignore[no-any-return]
     order = _outermost_first(captured)
+    in_order = value if target not in _DRAWS_BY_MEMORY or order == list(range(len(order))) else value.permute(order)
+    if captured.device.type != "cpu":
+        call(in_order)
+        return value
+    if not _draws_by_memory(target):
+        return call(value)  # type: ignore[no-any-return]
     with compat.no_recording():  # of the comparison
         alike = tuple(compat.from_functional(value).stride()) == tuple(captured.stride())
         alike = alike or not is_dense_in(captured, order)
     if alike:
-        call(value.permute(order) if target in _DRAWS_BY_MEMORY else value)
+        call(in_order)
         return value
     dense = torch.empty([value.shape[d] for d in order], dtype=value.dtype, device=value.device)
     held = dense.permute([order.index(d) for d in range(len(order))])
@@ -119,14 +123,14 @@ def in_captured_layout(value: Any, captured: Any) -> Any:
 
 
 @lru_cache
-def _draws_by_memory(target: Any, device: torch.device) -> bool:
+def _draws_by_memory(target: Any) -> bool:
     """Returns True if numbers are drawn in memory order: MKL, on Intel's processors, draws booleans by position."""
     if target is not aten.bernoulli_.float:
         return True
     with compat.outside_tracing():
-        numbers = torch.Generator(device).manual_seed(0)
-        to_channels_last = torch.empty(8, 8, device=device).t().bernoulli_(0.5, generator=numbers)
-        plain = torch.empty(8, 8, device=device).bernoulli_(0.5, generator=numbers.manual_seed(0))
+        numbers = torch.Generator("cpu").manual_seed(0)
+        to_channels_last = torch.empty(8, 8, device="cpu").t().bernoulli_(0.5, generator=numbers)
+        plain = torch.empty(8, 8, device="cpu").bernoulli_(0.5, generator=numbers.manual_seed(0))
         return torch.equal(to_channels_last.t(), plain)
 
 

@@ -232,7 +232,9 @@ def _divides_integers(node: fx.Node, name: str) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _takes_indices(op: Any) -> bool:
-    """Returns True for an operation with a tensor of indices: generated code does not check these."""
+    """Returns True for an operation with a tensor of indices: code generated for it does not check these."""
+    if op.namespace != "aten":
+        return False
     given = (each for each in op._schema.arguments if each.name in ("index", "indices") and not each.is_out)
     return any("Tensor" in str(each.type) for each in given)
 

@@ -347,6 +347,11 @@ class Retracer:
             return rule(*args, **kwargs)
         if target is aten.expand.default and self._is_written(node) and keeps_elements(args[0], args[1]):
             return unexpanded(args[0], args[1])
+        if target is aten.unbind.int and self._is_written(
+            node
+        ):  # a write through one of its views asks for plain sizes
+            dim = args[1] if len(args) > 1 else 0
+            return [aten.select.int(args[0], dim, place) for place in range(len(node.meta["val"]))]
         if compat.is_random(target) and args and isinstance(args[0], torch.Tensor):
             return self._draw(node, target, args, kwargs)
         if target is aten.view.default and self.options.channels_last:

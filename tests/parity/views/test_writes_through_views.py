@@ -117,3 +117,32 @@ def test_expansions_of_a_size_that_changes(backend):
         for a, b in zip(step(x), compiled(x), strict=True):
             assert torch.equal(a, b)
     assert len(compiled.report().captures) == 2
+
+
+PARTS = {
+    "unbind": lambda x: x.unbind(-1),
+    "split": lambda x: x.split(1, -1),
+    "chunk": lambda x: x.chunk(2, -1),
+    "tensor_split": lambda x: x.tensor_split(2, -1),
+}
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("parts", PARTS)
+def test_parts_of_a_size_that_changes(parts, masked):
+    """Regression: a write to one that ``unbind`` made was captured for each size; for a size from data not at all."""
+
+    def step(x):
+        x = x[x[:, 0] > 0.3] * 1.5 if masked else x * 1.5
+        first, second = PARTS[parts](x)
+        first.clamp_(0, 0.5)
+        second.mul_(2)
+        return x.sum(0)
+
+    compiled = sidefx_train.compile(step, backend="aot_eager")
+    for n in (4, 5, 6, 9):
+        x = torch.rand(n, 2, generator=torch.Generator().manual_seed(n))
+        x[:2, 0] = 0.9
+        assert compiled(x).equal(step(x))
+    report = compiled.report()
+    assert report.replays == 4 and len(report.captures) <= 2 and not report.breaks

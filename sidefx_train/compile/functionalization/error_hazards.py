@@ -118,7 +118,7 @@ def _indices(node: fx.Node) -> list[tuple[fx.Node, Size | None, int | None, bool
     if loss is not None:
         return [(*loss, False)]
     args = node.args
-    if name == "embedding":
+    if name in ("embedding", "_embedding_bag", "_embedding_bag_forward_only"):
         return [(args[1], _size(args[0], 0), None, False)]  # type: ignore[list-item]
     if name == "embedding_dense_backward":
         return [(args[1], args[2] if isinstance(args[2], int) else None, None, False)]  # type: ignore[list-item]
@@ -127,8 +127,8 @@ def _indices(node: fx.Node) -> list[tuple[fx.Node, Size | None, int | None, bool
     if name in ("put", "take"):
         return [(args[1], args[0].meta["val"].numel(), None, True)]  # type: ignore[list-item, union-attr]
     if name in ("max_unpool2d", "max_unpool3d"):
-        size = math.prod(args[2])  # type: ignore[arg-type]
-        return [(args[1], size if isinstance(size, int) else None, None, False)]  # type: ignore[list-item]
+        known = all(isinstance(length, int) for length in args[2])  # type: ignore[union-attr]
+        return [(args[1], math.prod(args[2]) if known else None, None, False)]  # type: ignore[arg-type, list-item]
     if name in ("index", "index_put", "_unsafe_index", "_unsafe_index_put", "_index_put_impl"):
         if name.startswith("_unsafe"):
             return []
@@ -389,7 +389,9 @@ def _end_of_range(given: dict[str, Any]) -> Size | None:
         return value if isinstance(value, torch.SymInt) else None
     if not all(isinstance(value, int) for value in (start, end, step)):
         return None
-    return max(start, end) if min(start, end) >= 0 else None
+    if min(start, end) < 0:
+        return None
+    return start + 1 if step < 0 else end
 
 
 def wait_for_losses(graph: fx.Graph) -> None:

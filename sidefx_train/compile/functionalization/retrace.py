@@ -347,9 +347,8 @@ class Retracer:
             return rule(*args, **kwargs)
         if target is aten.expand.default and self._is_written(node) and keeps_elements(args[0], args[1]):
             return unexpanded(args[0], args[1])
-        if target is aten.unbind.int and self._is_written(
-            node
-        ):  # a write through one of its views asks for plain sizes
+        if target is aten.unbind.int and self._is_written(node):
+            # Functionalization asks for plain sizes at a write through one of its views.
             dim = args[1] if len(args) > 1 else 0
             return [aten.select.int(args[0], dim, place) for place in range(len(node.meta["val"]))]
         if compat.is_random(target) and args and isinstance(args[0], torch.Tensor):

@@ -170,3 +170,11 @@ def test_which_places_are_checked(name, monkeypatch):
         assert compiled(x).equal(wanted)
     assert len(found) == 2
     assert all(bool(each.unchecked) == (name in CHECKED) and not each.checks for each in found)
+
+
+def test_a_range_downwards_includes_its_start():
+    """Regression: five elements were taken for enough."""
+    compiled = sidefx_train.compile(lambda x: x[torch.arange(5, 0, -1)], verify=0)
+    with pytest.raises(IndexError, match="index 5 is out of bounds"):
+        compiled(torch.arange(5.0))
+    assert compiled(torch.arange(6.0)).tolist() == [5, 4, 3, 2, 1]

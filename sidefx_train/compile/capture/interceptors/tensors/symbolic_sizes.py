@@ -36,14 +36,6 @@ def _on_host(value: Any) -> bool:
     return safe_isinstance(value, compat.FakeTensor) and value.device.type == "cpu"
 
 
-@registry.intercept(torch.sym_int)
-def _sym_int(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """As ``int``: the integer of a float that changes is a number of its own, which may be a size."""
-    if kwargs or len(args) != 1 or type(args[0]) is not torch.SymFloat or compat.is_unbacked(args[0]):
-        return ABSENT
-    return world.computed_numbers.call(int, args, kwargs)
-
-
 # ---------------------------------------------------------------------- pooling
 _POOLING = inspect.signature(
     lambda input, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False: None

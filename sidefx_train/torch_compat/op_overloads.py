@@ -113,6 +113,13 @@ def viewed_by(node: torch.fx.Node) -> torch.fx.Node | None:
     return node.args[1] if node.target is _aten.copy.default else None  # type: ignore[return-value]
 
 
+def holder_of(node: Any) -> torch.fx.Node:
+    """Returns the node that makes the memory in which a value lies when Inductor has lowered it."""
+    while (viewed := viewed_by(node)) is not None:
+        node = viewed
+    return node  # type: ignore[no-any-return]
+
+
 def _is_view(node: torch.fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
 

@@ -40,7 +40,7 @@ from torch import fx
 
 from sidefx_train.switches import enabled
 from sidefx_train.torch_compat.inductor.patching import replaced, setting
-from sidefx_train.torch_compat.op_overloads import is_random, viewed_by
+from sidefx_train.torch_compat.op_overloads import holder_of, is_random
 
 _IN_FORMAT_OF_ARGUMENT = frozenset(
     {torch.ops.aten.replication_pad2d_backward.default, torch.ops.aten.replication_pad3d_backward.default}
@@ -418,9 +418,7 @@ def _copies_for_writes(graph: fx.Graph) -> list[fx.Node]:
     for write in writes:
         node: Any = write.args[1]
         if node.target is torch.ops.aten.clone.default:
-            source = node.args[0]
-            while (viewed := viewed_by(source)) is not None:
-                source = viewed
+            source = holder_of(node.args[0])
             if source in written and source is not write.args[0]:
                 found.append(node)
     return found

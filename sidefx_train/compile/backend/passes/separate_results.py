@@ -59,7 +59,7 @@ def order_writes(graph: fx.Graph) -> None:
     """Has an input written after what other inputs get from its old value; if two get each other's, one is copied."""
     output = graph.output_node()
     writes = {node.args[0]: node for node in graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)}
-    reads: dict[Any, Any] = {target: _lowered_root(write.args[1]) for target, write in writes.items()}
+    reads: dict[Any, Any] = {target: compat.holder_of(write.args[1]) for target, write in writes.items()}
     reads = {target: source for target, source in reads.items() if source in writes and source is not target}
     if not reads:
         return
@@ -118,10 +118,3 @@ def _root(node: fx.Node) -> tuple[fx.Node, Any]:
         if node.target is not operator.getitem and not _is_view(node):
             return node, None
         node = node.all_input_nodes[0]
-
-
-def _lowered_root(node: Any) -> fx.Node:
-    """Returns the node in whose memory a value lies when Inductor has lowered it."""
-    while (viewed := compat.viewed_by(node)) is not None:
-        node = viewed
-    return node  # type: ignore[no-any-return]

@@ -20,6 +20,7 @@ from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import Dict
 from sidefx_train.compile.capture.shadows.records import InstanceRecord, LeafRecord, TensorRecord
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.type_checks import instance_dict
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
@@ -123,8 +124,7 @@ def _first_step(
             copied.grad = record.real.detach()
             copies[copied] = record.real
         standin = object.__new__(type(optimizer))
-        standin.__dict__.update(optimizer.__dict__)
-        standin.state = defaultdict(dict)
+        instance_dict(standin).update(instance_dict(optimizer), state=defaultdict(dict))
         init(standin, {**group, "params": list(copies)}, *lists)
         made = {copies[copied]: dict(entries) for copied, entries in standin.state.items() if entries}
         if isinstance(optimizer, torch.optim.SGD) and group["momentum"] != 0 and group["dampening"] == 0:

@@ -13,6 +13,7 @@ import torch
 
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.type_checks import hooks_loads
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
@@ -25,7 +26,8 @@ def _optimizer_zero_grad(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[
 
 @registry.intercept(torch.nn.Module.zero_grad)
 def _module_zero_grad(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return _reset(world, _forget_of_module, args[0]) if _forgets(args, kwargs) else ABSENT
+    plain = type(args[0]).__getattr__ is torch.nn.Module.__getattr__ and not hooks_loads(type(args[0]))
+    return _reset(world, _forget_of_module, args[0]) if plain and _forgets(args, kwargs) else ABSENT
 
 
 def _reset(world: TraceWorld, forget: Callable[[Any], None], owner: Any) -> None:

@@ -10,6 +10,41 @@ import pytest
 from tests.support.interpreter import bodies, check
 
 
+class Locked(Exception):
+    def __setattr__(self, name, value):
+        raise TypeError(f"sets {name}")
+
+
+def body_exceptions_that_cannot_be_assigned_to():
+    def fails():
+        raise Locked("inner")
+
+    def ends():
+        yield 1
+        raise Locked("at the end")
+
+    found = []
+    try:
+        try:
+            fails()
+        except Locked as error:
+            raise Locked("outer") from error
+    except Locked as error:
+        found += [error.args, error.__cause__.args, error.__context__ is error.__cause__]
+        found.append(error.__traceback__.tb_next is None)
+    try:
+        list(ends())
+    except Locked as error:
+        found.append(error.args)
+    try:
+        raise ExceptionGroup("both", [Locked("one"), ValueError("two")])
+    except* Locked as group:
+        found.append(len(group.exceptions))
+    except* ValueError as group:
+        found.append(len(group.exceptions))
+    return found
+
+
 def body_try_else_finally():
     log = []
 

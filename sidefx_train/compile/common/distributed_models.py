@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import torch
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.common.type_checks import instance_dict, safe_isinstance
 from sidefx_train.errors import Location, Unsupported
 
 CODE = "SFX121"
@@ -58,15 +59,15 @@ def refuse_whole(code: str, reason: str, location: Location | None) -> NoReturn:
 
 
 def _kind(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return "a DTensor" if isinstance(value, _imported(_TENSORS)) else ""
-    found = next((cls for cls in _imported(_MODULES) if isinstance(value, cls)), None)
+    if safe_isinstance(value, torch.Tensor):
+        return "a DTensor" if safe_isinstance(value, _imported(_TENSORS)) else ""
+    found = next((cls for cls in _imported(_MODULES) if safe_isinstance(value, cls)), None)
     if found is not None:
         return f"a {found.__name__}"
     if type(value) is getattr(sys.modules.get("torch.nn.parallel"), "DistributedDataParallel", None):
         return ""  # its forward decides (compile/distributed/data_parallel.py)
     reducer = compat.gradient_reducer()
-    if reducer is not None and any(isinstance(held, reducer) for held in vars(value).values()):
+    if reducer is not None and any(safe_isinstance(held, reducer) for held in instance_dict(value).values()):
         return f"a {type(value).__name__} with a Reducer of torch's"
     return ""
 

@@ -140,6 +140,10 @@ def is_structure(cls: Any) -> bool:
     return type(vars(cls).get("n_sequence_fields")) is int
 
 
+maxlen_of = vars(deque)["maxlen"].__get__
+factory_of = vars(defaultdict)["default_factory"].__get__
+
+
 def empty_like(real: Any) -> Any:
     """Returns an empty container of the same class."""
     cls = type(real)
@@ -153,11 +157,11 @@ def empty_like(real: Any) -> Any:
     made: Any
     if base is deque:
         made = deque.__new__(cls)
-        deque.__init__(made, (), real.maxlen)
+        deque.__init__(made, (), maxlen_of(real))
         return made
     if safe_isinstance(real, defaultdict):
         made = defaultdict.__new__(cls)
-        defaultdict.__init__(made, real.default_factory)
+        defaultdict.__init__(made, factory_of(real))
         return made
     if base is not None:
         return base.__new__(cls)

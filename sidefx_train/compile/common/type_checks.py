@@ -38,9 +38,21 @@ def safe_isinstance(value: object, classes: Any) -> bool: ...
 def safe_isinstance(value: Any, classes: Any) -> bool:
     """``isinstance(value, classes)`` that never runs a ``__getattribute__`` written in Python."""
     cls = type(value)
-    if type(_type_attribute(cls, "__getattribute__")) is types.FunctionType:
+    if type(_type_attribute(cls, "__getattribute__")) is types.FunctionType:  # `hooks_loads`, without a call
         return issubclass(cls, classes)
     return isinstance(value, classes)
+
+
+def hooks_loads(cls: type) -> bool:
+    """Returns True if a class has a ``__getattribute__`` written in Python, of its own or inherited."""
+    return type(_type_attribute(cls, "__getattribute__")) is types.FunctionType
+
+
+set_field = BaseException.__setattr__
+"""Sets a field of an exception, as CPython does: past a ``__setattr__`` of its class.
+
+An exception of a frozen dataclass cannot be assigned to, and can be raised all the same.
+"""
 
 
 def attribute_of(value: Any, name: str, default: Any = None) -> Any:

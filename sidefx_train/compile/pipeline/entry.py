@@ -13,6 +13,8 @@ from sidefx_train.compile.capture.guards.native_check import split
 from sidefx_train.compile.capture.guards.python_check import failing
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.common.host_programs import OF_NUMPY
+from sidefx_train.compile.common.plain_values import maxlen_of
+from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.graph.artifacts import Executable
 from sidefx_train.compile.residual.generate import MISS, link
 
@@ -156,7 +158,8 @@ def _is_longer(guard: Guard, found: int, args: tuple[Any, ...], kwargs: dict[str
     if found <= guard.value:
         return False
     held = guard.source.fetch(args, kwargs)
-    return not (isinstance(held, deque) and held.maxlen is not None and held.maxlen <= _MOST_LENGTHS)
+    most = maxlen_of(held) if safe_isinstance(held, deque) else None
+    return most is None or most > _MOST_LENGTHS
 
 
 def _changed(label: str, old: Any, new: Any) -> set[str]:

@@ -18,6 +18,7 @@ from sidefx_train.compile.capture.interpreter.generator_finalizers import has_pe
 from sidefx_train.compile.capture.resume.driver import Parts
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common import signal_handlers
+from sidefx_train.compile.common.type_checks import set_field
 from sidefx_train.compile.common.user_code import describable, global_name_of, name_of
 from sidefx_train.compile.native import guards_module, native_module, native_ready, products_module
 from sidefx_train.compile.pipeline.captured import CaptureFailed
@@ -160,7 +161,7 @@ class CompiledStep:
                     return result
             return self._handle_miss(args, kwargs)
         except BaseException as error:
-            error.__traceback__ = of_the_program(error.__traceback__)
+            set_field(error, "__traceback__", of_the_program(error.__traceback__))
             raise
 
     def __get__(self, owner: Any, cls: type | None = None) -> Any:
@@ -379,7 +380,7 @@ class CompiledStep:
         if isinstance(outcome, CaptureFailed) and not self.config.strict:
             for error in (outcome, outcome.__cause__):
                 if error is not None:
-                    error.__traceback__ = None
+                    set_field(error, "__traceback__", None)
         if self._is_part and any(has_pending_finally(value) for part in call.args[0] for value in part):
             gc.collect()
 

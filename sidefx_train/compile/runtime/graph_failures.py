@@ -11,6 +11,7 @@ import torch
 
 from sidefx_train.compile.capture.resume.branch_history import BranchHistory
 from sidefx_train.compile.common import signal_handlers
+from sidefx_train.compile.common.type_checks import set_field
 from sidefx_train.compile.pipeline.captured import CaptureFailed
 from sidefx_train.compile.pipeline.entry import Entry
 from sidefx_train.compile.pipeline.run_context import Call
@@ -144,7 +145,7 @@ class GraphFailures:
         if isinstance(error, (VerificationError, UnfinishedError)):
             raise error
         if not self._config.strict:
-            error.__traceback__ = None  # its frames refer to objects that the eager step may drop
+            set_field(error, "__traceback__", None)  # its frames refer to objects that the eager step may drop
         assuming = [entry for entry in self._cache.entries if entry.captured.assumptions]
         for entry in [entry for entry in self._cache.entries if entry.fresh]:
             entry.fresh = False

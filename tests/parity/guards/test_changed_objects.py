@@ -354,3 +354,19 @@ def test_subclasses_and_flags_of_a_class():
         del Base.__bool__, Base.__len__
         globals()[f"Derived{count}"] = type(f"Derived{count}", (Base,), {})
     assert len(step.report().captures) == 3
+
+
+def test_name_of_the_class_of_an_object():
+    class Config: ...
+
+    config = Config()
+
+    def program(x):
+        return x * {"Config": 2, "Renamed": 3}[type(config).__name__], config.__class__.__qualname__
+
+    step = sidefx_train.compile(program, backend="eager", fullgraph=True)
+    for name in ("Config", "Renamed", "Config"):
+        Config.__name__ = name
+        Config.__qualname__ = f"{name} again"
+        for _ in range(2):
+            assert step(torch.ones(())) == program(torch.ones(()))

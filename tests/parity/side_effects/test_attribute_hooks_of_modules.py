@@ -99,3 +99,72 @@ def test_a_metric_is_captured_once():
         assert torch.equal(step(*batch), expected(*batch))
     assert torch.equal(metric.compute(), expected.compute())
     assert len(step.report().captures) == 1
+
+
+class Answering(nn.Module):
+    """Answers for some of its attributes itself, before any lookup."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.gain, self.log = nn.Parameter(torch.ones(3)), 2.0, []
+
+    def __getattribute__(self, name):
+        if name == "gain":
+            object.__getattribute__(self, "log").append(name)
+            return 9.0
+        return super().__getattribute__(name)
+
+    def forward(self, x):
+        return x * self.weight * self.gain
+
+
+def test_every_load_goes_through_getattribute():
+    module = Answering()
+    step = sidefx_train.compile(lambda x: module(x), backend="eager", fullgraph=True)
+    for call in range(3):
+        assert step(torch.ones(3)).tolist() == [9.0, 9.0, 9.0]
+        assert module.log == ["gain"] * (call + 1)
+    assert len(step.report().captures) == 1
+
+
+@pytest.mark.parametrize("of_base", [False, True])
+def test_getattribute_that_a_class_gets_later(of_base):
+    class Base(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gain = 2.0
+
+        def forward(self, x):
+            return x * self.gain
+
+    class Derived(Base): ...
+
+    module = Derived()
+    step = sidefx_train.compile(lambda x: module(x), backend="eager", fullgraph=True)
+    assert [step(torch.ones(())).item() for _ in range(2)] == [2.0, 2.0]
+    changed = Base if of_base else Derived
+    changed.__getattribute__ = lambda self, name: 7.0 if name == "gain" else object.__getattribute__(self, name)
+    assert [step(torch.ones(())).item() for _ in range(2)] == [7.0, 7.0]
+
+
+def test_zero_grad_asks_the_hook_of_the_class():
+    class Asked(nn.Linear):
+        def __getattr__(self, name):
+            asked.append(name)
+            return super().__getattr__(name)
+
+    asked: list[str] = []
+    module = Asked(3, 3)
+
+    def program(x):
+        module.zero_grad()
+        module(x).sum().backward()
+
+    asked.clear()
+    program(torch.ones(2, 3))
+    expected = list(asked)
+    step = sidefx_train.compile(program, backend="eager", fullgraph=True)
+    for _ in range(3):
+        asked.clear()
+        step(torch.ones(2, 3))
+        assert asked == expected

@@ -360,3 +360,68 @@ def test_what_a_function_that_a_hash_calls_reads_is_guarded(monkeypatch):
     assert compiled(torch.ones(2)).tolist() == step(torch.ones(2)).tolist()
     monkeypatch.setitem(globals(), "SALT", 5)
     assert compiled(torch.ones(2)).tolist() == step(torch.ones(2)).tolist()
+
+
+class CountsReads(collections.Counter):
+    def get(self, key, default=None):
+        LOG.append(("get", key))
+        return super().get(key, default)
+
+
+class ChecksWrites(collections.defaultdict):
+    def __contains__(self, key):
+        LOG.append(("contains", key))
+        return super().__contains__(key)
+
+    def __setitem__(self, key, value):
+        LOG.append(("set", key))
+        super().__setitem__(key, value)
+
+    def __missing__(self, key):
+        LOG.append(("missing", key))
+        return super().__missing__(key)
+
+
+class Answers(str):
+    def __rmod__(self, template):
+        LOG.append(template)
+        return "answered"
+
+
+class Reversed(tuple):
+    def __iter__(self):
+        LOG.append("iter")
+        return iter([*super().__iter__()][::-1])
+
+
+def counts(held):
+    held[0].update("ab")
+    return held[0]["a"], held[0]["b"]
+
+
+def fills(held):
+    held[1]["b"] += 1.0
+    return held[1]["new"], len(held[1])
+
+
+OVERRIDES: dict[str, Any] = {
+    "count elements": counts,
+    "missing keys": fills,
+    "reflected modulo": lambda held: "%s" % held[2],
+    "iteration": lambda held: (list(held[3]), len(held[3]), held[3][0], [*held[3]]),
+}
+
+
+@pytest.mark.parametrize("use", OVERRIDES)
+def test_overridden_methods_that_c_code_calls(use):
+    def outcome(captured):
+        held = (CountsReads("a"), ChecksWrites(float, a=1.0), Answers("text"), Reversed((1.0, 2.0)))
+        LOG.clear()
+
+        def step(x):
+            return OVERRIDES[use](held), x + 1
+
+        fn = sidefx_train.compile(step, backend="eager") if captured else step
+        return [str(fn(torch.ones(1))) for _ in range(4)], list(LOG), [*dict.items(held[1])], dict(held[0])
+
+    assert outcome(captured=True) == outcome(captured=False)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.interpreter.frame import Frame, Handled
 from sidefx_train.compile.capture.interpreter.frame_objects import frame_object
-from sidefx_train.compile.common.type_checks import safe_isinstance
+from sidefx_train.compile.common.type_checks import safe_isinstance, set_field
 from sidefx_train.compile.common.user_code import PACKAGE_DIR
 
 if TYPE_CHECKING:
@@ -56,14 +56,14 @@ def chain(error: BaseException, handled: BaseException | None, outside: BaseExce
     oldest, seen = error, {id(error)}
     while oldest.__context__ is not None:
         if oldest.__context__ is outside and outside is not handled:
-            oldest.__context__ = None
+            set_field(oldest, "__context__", None)
             break
         oldest = oldest.__context__
         if oldest is handled or id(oldest) in seen:
             return
         seen.add(id(oldest))
     if not _reaches(handled, oldest):
-        oldest.__context__ = handled
+        set_field(oldest, "__context__", handled)
 
 
 def set_context(error: BaseException, handled: BaseException | None) -> None:
@@ -73,13 +73,13 @@ def set_context(error: BaseException, handled: BaseException | None) -> None:
     item, seen = handled, {id(handled)}
     while item.__context__ is not None:
         if item.__context__ is error:
-            item.__context__ = None
+            set_field(item, "__context__", None)
             break
         item = item.__context__
         if id(item) in seen:
             break
         seen.add(id(item))
-    error.__context__ = handled
+    set_field(error, "__context__", handled)
 
 
 def _reaches(start: BaseException, goal: BaseException) -> bool:
@@ -103,9 +103,9 @@ def unwind(interp: InterpreterAPI, frame: Frame, error: BaseException) -> bool:
     if instr.name == "RAISE_VARARGS" and instr.arg == 0:
         again = error is interp.handled.topmost()
     if not again:
-        error.__traceback__ = _extended(frame, error.__traceback__)
+        set_field(error, "__traceback__", _extended(frame, error.__traceback__))
     else:
-        error.__traceback__ = cleaned(error.__traceback__)
+        set_field(error, "__traceback__", cleaned(error.__traceback__))
     if instr.handler is None:
         frame.done = True
         return False

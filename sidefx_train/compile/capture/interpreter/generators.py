@@ -13,7 +13,7 @@ from sidefx_train.compile.capture.interpreter.exceptions import cleaned, set_con
 from sidefx_train.compile.capture.interpreter.frame import RETURNED, YIELDED, Frame, Handled
 from sidefx_train.compile.capture.interpreter.frame_objects import frame_object
 from sidefx_train.compile.common.sentinels import NATIVE_CODE
-from sidefx_train.compile.common.type_checks import safe_isinstance
+from sidefx_train.compile.common.type_checks import safe_isinstance, set_field
 from sidefx_train.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class InterpretedGenerator:
         try:
             signal = interp.execute(frame, error)
         except StopIteration as stop:
-            stop.__traceback__ = cleaned(stop.__traceback__)
+            set_field(stop, "__traceback__", cleaned(stop.__traceback__))
             raise _stop_error(stop) from stop
         finally:
             interp.handled = outer
@@ -160,7 +160,7 @@ class InterpretedGenerator:
             signal = self._throw(GeneratorExit())
         except (StopIteration, GeneratorExit) as end:
             self.interp.in_flight = None
-            end.__traceback__ = None  # its frames hold the exception
+            set_field(end, "__traceback__", None)  # its frames hold the exception
             return None
         if signal != RETURNED:
             raise RuntimeError("generator ignored GeneratorExit")
@@ -233,7 +233,7 @@ def report_unraisable(error: BaseException, source: Any) -> None:
 
 def _stop_error(stop: StopIteration) -> RuntimeError:
     error = RuntimeError("generator raised StopIteration")
-    error.__context__ = stop
+    set_field(error, "__context__", stop)
     return error
 
 
@@ -256,7 +256,7 @@ def _thrown(interp: InterpreterAPI, kind: Any, value: Any, trace: Any) -> BaseEx
     if trace is not None:
         if not safe_isinstance(trace, types.TracebackType):
             raise TypeError("throw() third argument must be a traceback object")
-        error.__traceback__ = trace
+        set_field(error, "__traceback__", trace)
     return error
 
 
@@ -284,7 +284,7 @@ def close_iterator(interp: InterpreterAPI, target: Any) -> None:
         raise
     except Exception as error:  # CPython reports it and continues
         interp.in_flight = None
-        error.__traceback__ = cleaned(error.__traceback__)
+        set_field(error, "__traceback__", cleaned(error.__traceback__))
         report_unraisable(error, target)
         return
     interp.call(method, (), {})

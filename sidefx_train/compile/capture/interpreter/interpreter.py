@@ -26,7 +26,7 @@ from sidefx_train.compile.capture.interpreter.object_model import (
 )
 from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE, transparent
 from sidefx_train.compile.common.signal_handlers import HandlerRaised
-from sidefx_train.compile.common.type_checks import safe_isinstance
+from sidefx_train.compile.common.type_checks import safe_isinstance, set_field
 from sidefx_train.compile.common.user_code import is_user_file
 from sidefx_train.errors import Location, Unsupported
 
@@ -104,7 +104,7 @@ class Interpreter:
             raise
         except BaseException as error:
             if self.stopped is None:
-                error.__traceback__ = exceptions.cleaned(error.__traceback__)
+                set_field(error, "__traceback__", exceptions.cleaned(error.__traceback__))
                 raise
             raise self.stopped from error  # C code replaced it by another error
         finally:

@@ -14,6 +14,7 @@ from sidefx_train.compile.capture.resume.bridge import Landing
 from sidefx_train.compile.capture.resume.frame_layout import Layout
 from sidefx_train.compile.capture.resume.resume_function import continuation, function
 from sidefx_train.compile.capture.resume.suspension import State, Suspension
+from sidefx_train.compile.common.type_checks import set_field
 
 
 class Again:
@@ -154,7 +155,7 @@ class Crossing:
             try:
                 out = part(state)
             except BaseException as error:  # handlers of the program see its own frames
-                error.__traceback__ = of_the_program(error.__traceback__)
+                set_field(error, "__traceback__", of_the_program(error.__traceback__))
                 raise
             finally:
                 state.clear()

@@ -57,6 +57,7 @@ class Definitions:
         self._taken: dict[int, tuple[Any, dict[str, Any], Location | None]] = {}
         self._bodies: dict[int, tuple[types.FunctionType, Location | None]] = {}
         self._native: dict[int, bool] = {}
+        self._looked_at: dict[int, type] = {}
         self._checked = False
         self._registered = Registered()
         self.replaced = frozenset(name for name, value in vars(torch.Tensor).items() if _is_foreign(value))
@@ -76,10 +77,14 @@ class Definitions:
 
     def looked_at(self, cls: type) -> None:
         """Records that an attribute of a class is being looked up."""
-        if id(cls) not in self._taken and not cls.__flags__ & IMMUTABLE_CLASS:
-            entries = entries_of(cls)
-            for name in _HOOKS:
-                self.took(cls, name, entries.get(name, ABSENT))
+        if id(cls) in self._looked_at:
+            return
+        self._looked_at[id(cls)] = cls
+        for base in type.__getattribute__(cls, "__mro__"):
+            if not base.__flags__ & IMMUTABLE_CLASS:
+                entries = entries_of(base)
+                for name in _HOOKS:
+                    self.took(base, name, entries.get(name, ABSENT))
 
     def runs(self, fn: types.FunctionType) -> None:
         """Records code and defaults of a function that is about to run, unless it is transient and guarded by its

@@ -29,14 +29,16 @@ from sidefx_train.compile.common.plain_values import (
     bounds_of,
     empty_like,
     exact_value,
+    factory_of,
     is_plain,
     is_structure,
     make_tuple,
+    maxlen_of,
     slot_names,
 )
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.trace_rules import runs_pure_code
-from sidefx_train.compile.common.type_checks import bound, descriptor_of, safe_isinstance, shows_another
+from sidefx_train.compile.common.type_checks import bound, descriptor_of, hooks_loads, safe_isinstance, shows_another
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
@@ -68,7 +70,9 @@ _NO_DEFAULTS = frozenset({list, dict, OrderedDict, deque, set})
 
 def tuple_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
     """Returns a tuple of shadows, or the tuple itself if it contains only plain unchanging values."""
-    changes = source.label in heap.specialization.symbolic_numbers or any(type(item) is float for item in real)
+    changes = source.label in heap.specialization.symbolic_numbers or any(
+        type(item) is float for item in tuple.__iter__(real)
+    )
     if is_plain(real) and not changes:
         heap.guard("equal", source, real)
         return real
@@ -111,16 +115,17 @@ def container_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
     heap.guard("type", source, cls)
     source.hooked = cls not in _NO_DEFAULTS
     if issubclass(cls, deque):
-        heap.guard("equal", heap.sources.slot(source, "maxlen"), real.maxlen)
+        heap.guard("equal", heap.sources.slot(source, "maxlen"), maxlen_of(real))
     try:
         shadow = empty_like(real)
     except TypeError:
         heap.refuse("SFX104", f"{source.label} is a {cls.__qualname__}, which cannot be copied empty")
     if issubclass(cls, defaultdict):
         factory = heap.sources.slot(source, "default_factory")
-        heap.guard("is", factory, real.default_factory)
-        if type(real.default_factory) not in (types.FunctionType, type, types.NoneType):
-            shadow.default_factory = heap.shadow(real.default_factory, factory)
+        makes = factory_of(real)
+        heap.guard("is", factory, makes)
+        if type(makes) not in (types.FunctionType, type, types.NoneType):
+            shadow.default_factory = heap.shadow(makes, factory)
     kind = DictRecord if safe_isinstance(real, dict) else SetRecord if safe_isinstance(real, set) else ListRecord
     record: DictRecord | SetRecord | ListRecord = kind(heap, real, shadow, source, source)
     heap.register(record)
@@ -128,7 +133,7 @@ def container_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
         record.fill()
         if shows_another(cls):
             check_hidden_dict(heap, real)
-        elif hasattr(real, "__dict__"):
+        elif cls.__dictoffset__:
             record.instance = InstanceRecord(heap, real, shadow, source, source)
             note_instance_dict(heap, record.instance)
     return shadow
@@ -241,7 +246,7 @@ def derived_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
             "SFX104", f"{source.label} is a {cls.__qualname__}, a {exact_value(real)!r} with slots and attributes"
         )
     base = heap.bind(real, source)
-    if type(cls.__getattribute__) is types.FunctionType:
+    if hooks_loads(cls):
         source.hooked = base.hooked = True
     if base is source:
         heap.guard("value", source, exact_value(real))
@@ -310,7 +315,7 @@ def instance_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
         heap.by_real[id(real)].unshadowed = not readable
         return real
     base = heap.bind(real, source)
-    if type(cls.__getattribute__) is types.FunctionType:
+    if hooks_loads(cls):
         source.hooked = base.hooked = True
     record = InstanceRecord(heap, real, shadow, source if base is source else base, base)
     heap.register(record)  # first: the attributes may refer back to it

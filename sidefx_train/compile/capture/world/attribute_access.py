@@ -42,11 +42,12 @@ from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.plain_values import is_definition, is_derived, is_lasting, is_plain
 from sidefx_train.compile.common.sentinels import ABSENT
-from sidefx_train.compile.common.type_checks import instance_dict, safe_isinstance, shows_another
+from sidefx_train.compile.common.type_checks import hooks_loads, instance_dict, safe_isinstance, shows_another
 
 _C_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _OF_ALL_NUMBERS = frozenset({"__class__", "__doc__", "imag", "denominator"})
 """Attributes that are equal for all numbers of a type."""
+_NAMES_OF_CLASSES = frozenset({"__name__", "__qualname__"})
 _SAVED = ("saved_", "_saved_")
 """How the attributes of an autograd node that hold saved tensors begin."""
 _OTHER_NAMESPACES = (type, types.ModuleType, types.FunctionType, torch.Tensor)
@@ -312,6 +313,8 @@ class Attributes:
             return self.type_of(obj)
         if name == "__flags__" and safe_isinstance(obj, type):
             return self._flags(obj)
+        if name in _NAMES_OF_CLASSES and safe_isinstance(obj, type) and record is None:
+            self._named(obj, name)
         if name == "__callback__" and safe_isinstance(obj, weakref.ReferenceType):
             self.heap.refuse("SFX111", "reads the callback of a weak reference")
         if safe_isinstance(record, ArrayRecord):
@@ -347,6 +350,12 @@ class Attributes:
             sources = self.heap.sources
             self.heap.guard("equal", sources.call(sources.const(ask, f"{cls.__qualname__}.__flags__")), ask())
         return cls.__flags__
+
+    def _named(self, cls: type, name: str) -> None:
+        """Guards the name of a class that no variable led to, such as ``type(x).__name__``."""
+        if id(cls) not in self.world.new_classes and not is_library(cls.__module__):
+            sources, ask = self.heap.sources, functools.partial(type.__getattribute__, cls, name)
+            self.heap.guard("equal", sources.call(sources.const(ask, f"{cls.__qualname__}.{name}")), ask())
 
     def _of_deferred(self, obj: DeferredValue, name: str) -> Any:
         if type(obj) is DeferredArray:
@@ -411,7 +420,7 @@ class Attributes:
             hasattr(obj, name)  # then it is there before a guard looks
         if issubclass(type(obj), torch.nn.Module):
             for base, hook in self.world.attribute_hooks.get(name, ()):
-                if safe_isinstance(obj, base):
+                if safe_isinstance(obj, base) and not hooks_loads(type(obj)):
                     value = hook(self.world, obj, name)
                     if value is not ABSENT:
                         return value

@@ -13,7 +13,7 @@ from sidefx_train.compile.capture.interpreter.object_model.attributes import is_
 from sidefx_train.compile.capture.shadows.objects.outside_exceptions import CHAIN, fields_of
 from sidefx_train.compile.capture.shadows.objects.weak_references import ShadowRef
 from sidefx_train.compile.common.plain_values import DERIVED_FROM, exact_value
-from sidefx_train.compile.common.type_checks import safe_isinstance
+from sidefx_train.compile.common.type_checks import safe_isinstance, set_field
 from sidefx_train.compile.residual.reconstruct.attributes import fill_attributes
 from sidefx_train.compile.residual.reconstruct.deferred import call
 from sidefx_train.compile.residual.reconstruct.reconstruction import Reconstruction
@@ -56,9 +56,10 @@ def _fill_exception(rebuilder: Reconstruction, name: str, error: BaseException) 
     for field in (*CHAIN, "__suppress_context__", *fields_of(type(error))):
         value = getattr(error, field)
         if value is not None and value is not False:
-            rebuilder.write(f"{name}.{field} = {rebuilder.expression(value)}")
+            rebuilder.write(f"{rebuilder.constant(set_field)}({name}, {field!r}, {rebuilder.expression(value)})")
     if error.__traceback__ is not None:
-        rebuilder.write(f"{name}.__traceback__ = {rebuilder.constant(error.__traceback__, 'traceback')}")
+        trace = rebuilder.constant(error.__traceback__, "traceback")
+        rebuilder.write(f"{rebuilder.constant(set_field)}({name}, '__traceback__', {trace})")
 
 
 def weak_reference(rebuilder: Reconstruction, value: Any) -> str:

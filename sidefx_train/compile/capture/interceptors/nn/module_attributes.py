@@ -12,7 +12,7 @@ import torch
 from sidefx_train.compile.capture.world.native_calls import builtin_methods
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
-from sidefx_train.compile.common.type_checks import safe_isinstance
+from sidefx_train.compile.common.type_checks import hooks_loads, safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
@@ -33,6 +33,6 @@ def _get(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
         return ABSENT
     module, name = args
     found = builtin_methods.module_member(world, module, name)
-    if found is not ABSENT or world.class_attr(type(module), "__getattribute__") is not object.__getattribute__:
+    if found is not ABSENT or hooks_loads(type(module)):
         return found
     return world.guarded(_GET, (object.__new__(type(module)), name), {})  # raises torch's own message

@@ -67,7 +67,20 @@ for _view in operators.DICT_VIEWS:
 for _fn in (set, frozenset):
     register(_fn)(_of_keys(_fn, 0))
 register(frozenset.__new__)(_of_keys(frozenset.__new__, 1))
-register(_count := collections._count_elements)(_of_keys(_count, 1))  # type: ignore[attr-defined]
+
+
+@register(collections._count_elements)  # type: ignore[attr-defined]
+def _count(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Counts items; C code does so by the methods of the mapping if its class has its own."""
+    fn = collections._count_elements  # type: ignore[attr-defined]
+    own = len(args) == 2 and any(special(interp, args[0], name) is not ABSENT for name in ("get", "__setitem__"))
+    if kwargs or not own:
+        return interp.native(fn, (*args[:1], *(keys_for_c(interp, arg) for arg in args[1:])), kwargs)
+    get = interp.getattr(args[0], "get")
+    for key in iteration.to_list(interp, args[1]):
+        operators.setitem(interp, args[0], key, operators.binary(interp, "add", interp.call(get, (key, 0), {}), 1))
+    return None
+
 
 # --- dicts ---------------------------------------------------------------------------------------------------------
 
@@ -142,6 +155,15 @@ def _copy_dict(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, 
     if len(args) == 1 and not kwargs and is_read_by_keys(interp, args[0]):
         return interp.native(dict, (dict(pairs_of(interp, args[0])),), {})
     return interp.native(dict.copy, args, kwargs)
+
+
+@register_method(collections.defaultdict.__missing__)
+def _default_of_missing(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if len(args) != 2 or kwargs or special(interp, args[0], "__setitem__") is ABSENT or args[0].default_factory is None:
+        return interp.native(collections.defaultdict.__missing__, args, kwargs)
+    value = interp.call(args[0].default_factory, (), {})
+    operators.setitem(interp, *args, value)
+    return value
 
 
 def _from_keys(fn: Any) -> Substitute:

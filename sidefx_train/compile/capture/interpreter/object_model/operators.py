@@ -66,7 +66,11 @@ def binary(interp: InterpreterAPI, name: str, left: Any, right: Any) -> Any:
     """``left + right`` and similar; ``name`` is the function's name in :mod:`operator`, also for in-place operators."""
     if type(left) in SIMPLE and type(right) in SIMPLE:
         return FUNCTIONS[name](left, right)
-    if name == "mod" and type(left) is str:
+    if (
+        name == "mod"
+        and type(left) is str
+        and not (issubclass(type(right), str) and special(interp, right, "__rmod__") is not ABSENT)
+    ):
         answer = percent.apply(interp, left, right)
         if answer is not ABSENT:
             return answer
@@ -377,7 +381,8 @@ def getitem(interp: InterpreterAPI, obj: Any, key: Any) -> Any:
         if missing is not ABSENT and not interp.world.native_call(dict.__contains__, (obj, key), {}):
             return call_special(interp, missing, obj, (key,))
         factory = getattr(obj, "default_factory", None) if issubclass(type(obj), defaultdict) else None
-        if missing is ABSENT and factory is not None and not contains(interp, obj, key):
+        held = missing is ABSENT and factory is not None and interp.world.native_call(dict.__contains__, (obj, key), {})
+        if missing is ABSENT and factory is not None and not held:
             value = interp.call(factory, (), {})
             setitem(interp, obj, key, value)
             return value

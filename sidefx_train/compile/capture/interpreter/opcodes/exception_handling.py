@@ -10,7 +10,7 @@ from sidefx_train.compile.capture.interpreter.bytecode_versions import INTRINSIC
 from sidefx_train.compile.capture.interpreter.frame import Frame
 from sidefx_train.compile.capture.interpreter.object_model import attributes, iteration
 from sidefx_train.compile.common.sentinels import ABSENT
-from sidefx_train.compile.common.type_checks import safe_isinstance
+from sidefx_train.compile.common.type_checks import safe_isinstance, set_field
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter.bytecode_versions import Instruction
@@ -34,7 +34,7 @@ def raise_varargs(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> N
                 raise TypeError(f"calling {kind!r} should have returned an instance of BaseException, not {shown!r}")
         elif cause is not None and not safe_isinstance(cause, BaseException):
             raise TypeError("exception causes must derive from BaseException")
-        error.__cause__ = cause
+        set_field(error, "__cause__", cause)
     exceptions.set_context(error, interp.handled.topmost())
     interp.in_flight = error
     raise error
@@ -99,7 +99,7 @@ def check_eg_match(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> 
                     if safe_isinstance(error, Exception)
                     else BaseExceptionGroup("", [error])
                 )
-                match.__traceback__ = error.__traceback__
+                set_field(match, "__traceback__", error.__traceback__)
         elif safe_isinstance(error, BaseExceptionGroup):
             match, rest = interp.call(interp.getattr(error, "split"), (kinds,), {})
     frame.push(rest)
@@ -149,8 +149,8 @@ def stopiteration_error(interp: InterpreterAPI, frame: Frame, instr: Instruction
     error = frame.stack[-1]
     if safe_isinstance(error, StopIteration):
         wrapped = RuntimeError("generator raised StopIteration")
-        wrapped.__cause__ = error
-        wrapped.__context__ = error
+        set_field(wrapped, "__cause__", error)
+        set_field(wrapped, "__context__", error)
         frame.stack[-1] = wrapped
 
 

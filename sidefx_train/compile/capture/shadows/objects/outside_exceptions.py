@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.interpreter.object_model.attributes import is_static
 from sidefx_train.compile.capture.shadows.records import InstanceRecord
+from sidefx_train.compile.common.type_checks import set_field
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
@@ -45,7 +46,7 @@ def exception_record(heap: ShadowTableAPI, real: BaseException, source: Source, 
     args = heap.shadow(real.args, sources.slot(base, "args"))
     maker = next(kind for kind in cls.__mro__ if is_static(kind))
     shadow = _group(heap, real, base) if issubclass(cls, BaseExceptionGroup) else maker.__new__(cls, *args)
-    shadow.args = args
+    set_field(shadow, "args", args)
     record = ExceptionRecord(heap, real, shadow, source, base)
     heap.by_real[id(real)] = heap.by_shadow[id(shadow)] = record  # contexts may refer back to it
     for name in (*CHAIN, *fields_of(cls)):
@@ -53,10 +54,10 @@ def exception_record(heap: ShadowTableAPI, real: BaseException, source: Source, 
         if value is None:
             heap.guard("is", sources.slot(base, name), None)
         else:
-            setattr(shadow, name, heap.shadow(value, sources.slot(base, name)))
+            set_field(shadow, name, heap.shadow(value, sources.slot(base, name)))
     heap.guard("equal", sources.slot(base, "__suppress_context__"), real.__suppress_context__)
-    shadow.__suppress_context__ = real.__suppress_context__
-    shadow.__traceback__ = real.__traceback__
+    set_field(shadow, "__suppress_context__", real.__suppress_context__)
+    set_field(shadow, "__traceback__", real.__traceback__)
     record.begun = record.state()
     return record
 

@@ -29,7 +29,7 @@ from sidefx_train.compile.common.plain_values import (
     stored_entries,
 )
 from sidefx_train.compile.common.sentinels import ABSENT
-from sidefx_train.compile.common.type_checks import safe_isinstance
+from sidefx_train.compile.common.type_checks import hooks_loads, safe_isinstance
 from sidefx_train.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def _plain_lookup(world: CaptureContext, cls: type, name: str) -> bool:
 def module_getattr(world: CaptureContext, obj: Any, name: str) -> Any:
     """Loads parameters, buffers and submodules, which ``nn.Module`` stores in its own dicts."""
     cls = type(obj)
-    if name == "__dict__" or world.class_attr(cls, name) is not ABSENT:
+    if name == "__dict__" or world.class_attr(cls, name) is not ABSENT or hooks_loads(cls):
         return ABSENT
     value = world.instance_attr(obj, name)
     if value is not ABSENT:

@@ -158,7 +158,22 @@ static inline PyObject* load_value(
     }
 }
 
-// True if no program can distinguish two values: 1 is not True, 0.0 not -0.0.
+static bool same_text(PyObject* a, PyObject* b) {
+    PyObject *x = PyObject_Repr(a), *y = PyObject_Repr(b);
+    const bool same = x && y && PyUnicode_Compare(x, y) == 0;
+    Py_XDECREF(x); Py_XDECREF(y);
+    return same;
+}
+
+static bool is_numpy_scalar(PyObject* value) {
+    PyObject* bases = Py_TYPE(value)->tp_mro;
+    for (Py_ssize_t i = 0; bases && i < PyTuple_GET_SIZE(bases); ++i)
+        if (std::strcmp(((PyTypeObject*)PyTuple_GET_ITEM(bases, i))->tp_name, "numpy.generic") == 0) return true;
+    return false;
+}
+
+// True if no program can distinguish two values: 1 is not True, 0.0 not -0.0, ranges have a stop, dates of
+// NumPy a unit.
 static bool same_value(PyObject* a, PyObject* b) {
     if (a == b) return true;
     if (Py_TYPE(a) != Py_TYPE(b)) return false;
@@ -166,12 +181,7 @@ static bool same_value(PyObject* a, PyObject* b) {
         const double x = PyFloat_AS_DOUBLE(a), y = PyFloat_AS_DOUBLE(b);
         return std::isnan(x) ? std::isnan(y) : x == y && std::signbit(x) == std::signbit(y);
     }
-    if (PyComplex_CheckExact(a)) {
-        PyObject *x = PyObject_Repr(a), *y = PyObject_Repr(b);
-        const bool same = x && y && PyUnicode_Compare(x, y) == 0;
-        Py_XDECREF(x); Py_XDECREF(y);
-        return same;
-    }
+    if (PyComplex_CheckExact(a) || PyRange_Check(a) || PySlice_Check(a)) return same_text(a, b);
     if (PyTuple_CheckExact(a)) {
         const Py_ssize_t n = PyTuple_GET_SIZE(a);
         if (PyTuple_GET_SIZE(b) != n) return false;
@@ -185,7 +195,8 @@ static bool same_value(PyObject* a, PyObject* b) {
         Py_XDECREF(x); Py_XDECREF(y);
         return same;
     }
-    return PyObject_RichCompareBool(a, b, Py_EQ) == 1;
+    if (PyLong_CheckExact(a) || PyUnicode_CheckExact(a)) return PyObject_RichCompareBool(a, b, Py_EQ) == 1;
+    return is_numpy_scalar(a) ? same_text(a, b) : PyObject_RichCompareBool(a, b, Py_EQ) == 1;
 }
 
 // Keys of a dict, or members of a set, in order: plain ones by type and value, others by identity.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -36,6 +38,14 @@ PAIRS = {
     "key": ({1: "a", 2: "b"}, {True: "a", 2: "b"}),
     "key_in_a_tuple": ({(1, 0): "a"}, {(True, 0): "a"}),
     "float_key": ({0.0: "a"}, {-0.0: "a"}),
+    "range": (range(0, 3, 2), range(0, 4, 2)),
+    "empty_range": (range(0), range(1, 1)),
+    "slice": (slice(0.0, 1), slice(-0.0, 1)),
+    "numpy_zero": (np.float32(0.0), np.float32(-0.0)),
+    "numpy_zero_in_a_tuple": ((np.float64(0.0),), (np.float64(-0.0),)),
+    "numpy_complex_zero": (np.complex64(0.0), np.complex64(-0.0)),
+    "numpy_date": (np.datetime64("2020", "Y"), np.datetime64("2020-01-01", "D")),
+    "numpy_duration": (np.timedelta64(1, "m"), np.timedelta64(60, "s")),
 }
 
 
@@ -154,3 +164,13 @@ def test_a_comparison_of_a_number_that_changes_is_a_bool(expression: str) -> Non
     compiled = sidefx_train.compile(space["step"], backend="eager")
     assert history(compiled) == history(space["step"])
     assert not compiled.report().fallbacks, str(compiled.report())
+
+
+@pytest.mark.parametrize(
+    "value", [np.float32("nan"), np.float64("nan"), np.complex64("nan"), np.datetime64("NaT"), (np.float32("nan"),)]
+)
+def test_values_of_numpy_that_do_not_equal_themselves(value):
+    captured = sidefx_train.compile(lambda x, argument: (x + 1, repr(argument)), backend="eager", fullgraph=True)
+    for _ in range(3):
+        assert captured(torch.ones(2), copy.deepcopy(value))[1] == repr(value)
+    assert captured.report().replays == 3 and len(captured.report().captures) == 1

@@ -8,6 +8,8 @@ import types
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.errors import Location
 
@@ -126,16 +128,22 @@ class NumberCondition:
         return re.sub(r"\b[A-Za-z_]\w*\b", lambda found: labels.get(found[0], found[0]), self.code)
 
 
+SHOWN_EXACTLY = (float, complex, range, slice)
+"""Types of values that may be equal and not the same, and whose text tells them apart."""
+
+
 def same_value(a: Any, b: Any) -> bool:
-    """Returns True if no program can distinguish two plain values: 1 is not True, 0.0 not -0.0, frozensets have an
-    order."""
+    """Returns True if no program can distinguish two plain values.
+
+    1 is not True, 0.0 not -0.0, frozensets have an order, ranges a stop, dates of NumPy a unit.
+    """
     if a is b:
         return True
     if type(a) is not type(b):
         return False
     if type(a) in (tuple, frozenset):
         return len(a) == len(b) and all(map(same_value, a, b))
-    if type(a) in (float, complex):
+    if type(a) in SHOWN_EXACTLY or issubclass(type(a), np.generic):
         return repr(a) == repr(b)
     return bool(a == b)
 

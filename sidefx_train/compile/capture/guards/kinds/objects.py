@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from sidefx_train.compile.capture.guards.definition_guards import FunctionFacts, NamespaceFacts
-from sidefx_train.compile.capture.guards.guard import Guard, class_name, same_value, shown
+from sidefx_train.compile.capture.guards.guard import SHOWN_EXACTLY, Guard, class_name, same_value, shown
 from sidefx_train.compile.capture.guards.kinds.base import Arguments, Instruction, Kind, register, target
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.guards.source_writer import Writer
@@ -62,7 +64,8 @@ class Equal(Kind):
     def python_test(self, writer: Writer, guard: Guard) -> str:
         value = writer.value(guard.source)
         expected = writer.constant(guard.value, guard.source.label)
-        if type(guard.value) in (tuple, frozenset, float, complex) and not is_simple(guard.value):
+        several = issubclass(type(guard.value), (tuple, frozenset, *SHOWN_EXACTLY, np.generic))
+        if several and not is_simple(guard.value):  # equal ones can be told apart
             return f"not {writer.constant(same_value)}({value}, {expected})"
         # The class first: what is there now may be a tensor, or compare itself in Python.
         return f"type({value}) is not {writer.constant(type(guard.value))} or {value} != {expected}"

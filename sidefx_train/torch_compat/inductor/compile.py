@@ -18,22 +18,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sidefx_train.switches import enabled
 from sidefx_train.torch_compat.inductor.checks import checked_codegen
-from sidefx_train.torch_compat.inductor.collective_order import (
-    collectives_in_order,
-    distinct_collectives,
-    restore_groups,
-)
-from sidefx_train.torch_compat.inductor.correctness import (
-    distinct_draws,
-    padding_draws_apart,
-    recursion_limit_kept,
-    right_results,
-)
+from sidefx_train.torch_compat.inductor.collective_order import collectives_in_order
+from sidefx_train.torch_compat.inductor.common_subexpressions import without_common_subexpressions
+from sidefx_train.torch_compat.inductor.correctness import padding_draws_apart, recursion_limit_kept, right_results
 from sidefx_train.torch_compat.inductor.dispatched_calls import calling_dispatcher
 from sidefx_train.torch_compat.inductor.lowerings import _call_unlowered, convolutions_of_all_sizes, pools_of_all_sizes
 from sidefx_train.torch_compat.inductor.patching import replaced, setting
 from sidefx_train.torch_compat.inductor.speedups import codegen_parts, quick_codegen, without_idle_patterns
-from sidefx_train.torch_compat.recording import late_module
 
 
 @contextmanager
@@ -72,12 +63,9 @@ def inductor_passes(module: fx.GraphModule, finds_attention: bool = True) -> fx.
         module: the graph; it is not changed.
         finds_attention: it may contain decomposed attention; False saves the time to look for it.
     """
-    from torch._functorch.compile_utils import fx_graph_cse
     from torch._inductor import compile_fx
 
-    with distinct_collectives(module.graph), distinct_draws(module.graph):
-        module = late_module(module, fx_graph_cse(module.graph))
-    restore_groups(module.graph)
+    module = without_common_subexpressions(module)
     with nullcontext() if finds_attention or not enabled("idle_patterns") else without_idle_patterns(module):
         return cast(fx.GraphModule, compile_fx._recursive_joint_graph_passes(module))
 

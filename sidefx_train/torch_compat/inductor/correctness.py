@@ -18,10 +18,11 @@ seen.
 | ``masked_reads`` | on a GPU, padding has values of its neighbors | 2.13 |
 | ``zero_products`` | ``x * 0`` is 0 where ``x`` is NaN or infinite | 2.13 |
 | ``small_arguments`` | ``atanh`` (in 2.13 ``expm1``) of vectors loses the digits of small numbers | 2.13 to 2.15 |
-| (always on) | two draws with equal arguments, such as ``torch.normal``, are one | 2.13 |
+| (always on) | two draws with equal arguments, such as ``torch.normal``, are one; so are 0.0 and -0.0 | 2.13 |
 | (always on) | the interpreter's recursion limit is raised for good | 2.13 |
 
 Arguments that its patterns ignore are written out by ``compile/backend/passes/inductor_workarounds.py``.
+What CSE merges is in ``common_subexpressions.py``.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from torch import fx
 
 from sidefx_train.switches import enabled
 from sidefx_train.torch_compat.inductor.patching import replaced, setting
-from sidefx_train.torch_compat.op_overloads import holder_of, is_random
+from sidefx_train.torch_compat.op_overloads import holder_of
 
 _IN_FORMAT_OF_ARGUMENT = frozenset(
     {torch.ops.aten.replication_pad2d_backward.default, torch.ops.aten.replication_pad3d_backward.default}
@@ -473,21 +474,6 @@ def padding_draws_apart() -> Iterator[None]:
     from torch._inductor.fx_passes import pad_mm
 
     with replaced(pad_mm, "torch", _DrawsApart):
-        yield
-
-
-@contextmanager
-def distinct_draws(graph: fx.Graph) -> Iterator[None]:
-    """Context in which torch's CSE merges no two random draws of a graph.
-
-    Upstream: it leaves those of a list apart, in which operators are missing that ``torch.normal`` and
-    ``torch._sample_dirichlet`` become: two calls with equal arguments returned the same numbers. Seen in torch 2.11 to
-    2.15.
-    """
-    from torch._functorch import compile_utils
-
-    drawing = {node.target.overloadpacket for node in graph.nodes if is_random(node.target)}
-    with replaced(compile_utils, "rand_ops", lambda listed: [*listed, *drawing]):
         yield
 
 

@@ -35,7 +35,8 @@ def inductor_decompositions() -> dict[Any, Any]:
         if op in table:
             table[op] = _pooled(table[op], dims)
     if not config.fallback_random:
-        table.update({op: _below_one(op) for op in (aten.rand.default, aten.rand.generator)})
+        table.update(dict.fromkeys((aten.rand.default, aten.rand.generator), _uniform))
+        table.update(dict.fromkeys((aten.randn.default, aten.randn.generator), _normal))
         table[aten.randint.low] = _of_wide_ranges
         table[aten.geometric.default] = _of_integers(table[aten.geometric.default])
     table[aten.adaptive_max_pool2d.default] = _of_plain_sizes(table.get(aten.adaptive_max_pool2d.default))
@@ -127,22 +128,31 @@ def _differ_in_sign(rest: torch.Tensor, divisor: torch.Tensor) -> torch.Tensor:
     return (rest != 0) & ((rest < 0) != (divisor < 0))
 
 
-def _below_one(op: Any) -> _Rule:
-    """Returns a decomposition of uniform numbers in half precision that are below 1.
+def _uniform(size: Any, *, dtype: torch.dtype | None = None, generator: Any = None, **kwargs: Any) -> Any:
+    """Draws uniform numbers in half and in double precision.
 
-    Upstream, those drawn in float32 are rounded, one of 512 bfloat16 numbers to 1: an index of ``rand() * n`` is out of
-    range, and ``log(1 - rand())`` infinite (torch 2.13). Eager takes 0 instead.
+    Upstream, those drawn in float32 are cast (torch 2.13). In half precision one of 512 bfloat16 numbers is 1, so an
+    index of ``rand() * n`` is out of range and ``log(1 - rand())`` infinite; eager takes 0 instead. In float64 there
+    are 2**24 different numbers; here are 2**48.
     """
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    if generator is not None or dtype not in (torch.float16, torch.bfloat16, torch.float64):
+        return NotImplemented
+    numbers = aten.rand.default(size, dtype=torch.float32, **kwargs)
+    if dtype is torch.float64:
+        finer = aten.rand.default(size, dtype=torch.float32, **kwargs)
+        return (torch.floor(numbers.double() * 2**24) + finer) * 2.0**-24
+    rounded_up = 1 - torch.finfo(dtype).eps / 4
+    return torch.where(numbers >= rounded_up, 0.0, numbers).to(dtype)
 
-    def drawn(size: Any, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
-        dtype = torch.get_default_dtype() if dtype is None else dtype
-        if dtype not in (torch.float16, torch.bfloat16):
-            return NotImplemented
-        numbers = op(size, dtype=torch.float32, **kwargs)
-        rounded_up = 1 - torch.finfo(dtype).eps / 4
-        return torch.where(numbers >= rounded_up, 0.0, numbers).to(dtype)
 
-    return drawn
+def _normal(size: Any, *, dtype: torch.dtype | None = None, generator: Any = None, **kwargs: Any) -> Any:
+    """Draws normal numbers in double precision (Box and Muller); upstream, those of float32 are cast (torch 2.13)."""
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    if generator is not None or dtype is not torch.float64:
+        return NotImplemented
+    radius, angle = (aten.rand.default(size, dtype=dtype, **kwargs) for _ in range(2))
+    return torch.sqrt(-2 * torch.log1p(-radius)) * torch.cos(2 * math.pi * angle)
 
 
 def _of_wide_ranges(low: Any, high: Any, size: Any, *, dtype: Any = None, **kwargs: Any) -> Any:

@@ -79,3 +79,26 @@ def test_integers_of_wide_ranges_and_of_geometric_distributions():
     assert len(step.report().captures) == 1
     assert len(wide.unique()) == COUNT and abs((wide > 0).double().mean() - 0.5) < 5 * 0.5 / COUNT**0.5
     assert abs(trials.double().mean() - 1 / 0.3) < 5 * (0.7**0.5 / 0.3) / COUNT**0.5
+
+
+def test_numbers_in_double_precision_are_not_those_of_float32():
+    """Regression: there were 2**24 different numbers in float64."""
+    size = 1 << 17
+
+    def draw(x):
+        uniform = torch.rand(size, dtype=torch.float64), torch.rand_like(x), torch.empty_like(x).uniform_()
+        return uniform, (torch.randn(size, dtype=torch.float64), torch.randn_like(x), torch.empty_like(x).normal_())
+
+    uniform, normal = sidefx_train.compile(draw, warmup="now")(torch.zeros(size, dtype=torch.float64))
+    for numbers in (*uniform, *normal):
+        assert numbers.dtype is torch.float64 and len(numbers.unique()) == size
+        assert (numbers.float().double() == numbers).double().mean() < 0.01
+    for numbers in uniform:
+        assert 0 <= numbers.min() and numbers.max() < 1
+        assert abs(numbers.mean() - 0.5) < 5 * (1 / 12 / size) ** 0.5
+        deciles = torch.histc(numbers.float(), 10, 0, 1) / size
+        assert (deciles - 0.1).abs().max() < 5 * (0.1 / size) ** 0.5
+    for numbers in normal:
+        assert abs(numbers.mean()) < 5 / size**0.5 and abs(numbers.var() - 1) < 5 * (2 / size) ** 0.5
+        assert abs((numbers**4).mean() - 3) < 5 * (96 / size) ** 0.5
+        assert abs((numbers.abs() < 1).double().mean() - 0.6827) < 5 * (0.25 / size) ** 0.5

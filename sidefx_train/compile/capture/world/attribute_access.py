@@ -56,6 +56,12 @@ _OTHER_NAMESPACES = (type, types.ModuleType, types.FunctionType, torch.Tensor)
 _HIDDEN_OF_WRAPPERS = frozenset({"__dict__", "_version", "data"})
 """Attributes of wrapper subclasses that no shadow answers for."""
 
+_PLACE = frozenset({"_base", "output_nr"})
+"""Attributes of a tensor that tell where it comes from, and that no other guard compares."""
+
+_OF_OUTSIDE_NODES = frozenset({"next_functions", "name"})
+"""Attributes of an autograd node that the one in the capture does not share."""
+
 _HISTORY = frozenset({"grad", "grad_fn", "is_leaf", "_base", "_is_view", "retains_grad"})
 """Attributes of a tensor that tell how autograd knows it."""
 
@@ -323,6 +329,12 @@ class Attributes:
             self.heap.refuse("SFX104", f"reads .{name} of a NumPy array from outside")
         if record is not None and name.startswith(_SAVED) and safe_isinstance(obj, torch.autograd.graph.Node):
             self.heap.refuse("SFX111", f"reads {name} of a node in an autograd graph from before the step")
+        if name in _OF_OUTSIDE_NODES and record is None and self._is_of_history(obj):
+            self.heap.refuse("SFX111", f"reads {name} of a node in an autograd graph from before the step")
+        if name in _PLACE and safe_isinstance(record, TensorRecord):
+            self._placed(record, name)
+            if name == "output_nr" and record.edge is not None and obj.grad_fn is record.edge.node:
+                return record.real.output_nr
         value = (
             self.world.guarded(getattr, (obj, name), {}) if issubclass(type(obj), torch.Tensor) else getattr(obj, name)
         )
@@ -350,6 +362,21 @@ class Attributes:
             sources = self.heap.sources
             self.heap.guard("equal", sources.call(sources.const(ask, f"{cls.__qualname__}.__flags__")), ask())
         return cls.__flags__
+
+    def _is_of_history(self, obj: Any) -> bool:
+        """Returns True for the node that stands for the history of a tensor from outside."""
+        if not safe_isinstance(obj, torch.autograd.graph.Node):
+            return False
+        records = (record for records in self.heap.in_memory.values() for record in records)
+        return any(record.edge is not None and record.edge.node is obj for record in records)
+
+    def _placed(self, record: TensorRecord, name: str) -> None:
+        """Guards an attribute of a tensor from outside that differs between tensors of equal metadata."""
+        source, value = self.heap.sources.slot(record.base, name), getattr(record.real, name)
+        if name == "_base" and value is not None:
+            self.heap.guard("type", source, type(value))
+        else:
+            self.heap.guard("is" if value is None else "equal", source, value)
 
     def _named(self, cls: type, name: str) -> None:
         """Guards the name of a class that no variable led to, such as ``type(x).__name__``."""

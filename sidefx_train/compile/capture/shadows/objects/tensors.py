@@ -93,6 +93,7 @@ def tensor_shadow(heap: ShadowTableAPI, real: torch.Tensor, source: Source) -> A
     heap.register(record)
     heap.in_memory.setdefault(compat.storage_address(real), []).append(record)
     if not real.is_leaf:
+        heap.guard("is", heap.sources.slot(place, "is_leaf"), False)
         heap.guard("equal", heap.sources.slot(place, "retains_grad"), real.retains_grad)
         if real.retains_grad:
             fake.retain_grad()

@@ -75,3 +75,35 @@ def test_windows_of_minus_infinity():
         for found, wanted in zip(compiled(x), step(x), strict=True):
             torch.testing.assert_close(found, wanted)
     assert compiled.report().replays
+
+
+def test_any_of_bytes():
+    """Regression: it was a ``bool``, and 200 more than it an integer of 64 bits."""
+
+    def step(x):
+        return x.any(), x.any(0), x.any((0, 1), keepdim=True), x.any(1) + 200, x.all(), x.bool().any(0)
+
+    x = torch.tensor([[0, 0, 3], [0, 2, 0]], dtype=torch.uint8)
+    compiled = sidefx_train.compile(step, fullgraph=True, verify=0)
+    for found, wanted in zip(compiled(x), step(x), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("reduce", [None, "sum"])
+def test_scatter_and_its_gradients_in_one_graph(reduce, dtype):
+    """Regression: the step ran eagerly, since the C++ of its loop could not be compiled."""
+    columns = torch.stack([torch.randperm(7) for _ in range(7)], 1)
+
+    def step(x, source, weight):
+        more = () if reduce is None else (reduce,)
+        made = (x.scatter if reduce is None else x.scatter_reduce)(0, columns, source, *more)
+        (made * weight).sum().backward()
+        return made.detach()
+
+    compiled, results = sidefx_train.compile(step, on_failure="raise", verify=0), []
+    for run in (step, compiled):
+        torch.manual_seed(0)
+        x, source, weight = (torch.randn(7, 7, dtype=dtype) for _ in range(3))
+        results.append([run(x.requires_grad_(), source.requires_grad_(), weight), x.grad, source.grad])
+    torch.testing.assert_close(results[1], results[0])

@@ -42,6 +42,7 @@ def inductor_decompositions() -> dict[Any, Any]:
         table[aten.randint.low] = _of_wide_ranges
         table[aten.geometric.default] = _of_integers(table[aten.geometric.default])
     table[aten._conj.default] = _conjugate
+    table[aten.soft_margin_loss_backward.default] = _soft_margin_gradient
     table[aten.as_strided_scatter.default] = _within_storage
     table[aten.adaptive_max_pool2d.default] = _of_plain_sizes(table.get(aten.adaptive_max_pool2d.default))
     return table
@@ -248,6 +249,12 @@ def _conjugate(x: Any) -> Any:
     """Computes the conjugate: upstream, kernels that are called get a lazy one, which was not planned with. Those that
     solve triangular systems return other strides then (torch 2.13)."""
     return torch.conj_physical(x) if isinstance(x, torch.Tensor) else NotImplemented
+
+
+def _soft_margin_gradient(grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int) -> torch.Tensor:
+    """Computes a gradient with all digits: upstream, 1 is subtracted from a number that is almost 1 (torch 2.13)."""
+    made = -target * torch.sigmoid(-target * x) * grad
+    return made / x.numel() if reduction == 1 else made  # 1: the mean
 
 
 def _within_storage(x: torch.Tensor, src: torch.Tensor, size: Any, stride: Any, storage_offset: Any = None) -> Any:

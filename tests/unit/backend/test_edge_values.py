@@ -107,3 +107,18 @@ def test_scatter_and_its_gradients_in_one_graph(reduce, dtype):
         x, source, weight = (torch.randn(7, 7, dtype=dtype) for _ in range(3))
         results.append([run(x.requires_grad_(), source.requires_grad_(), weight), x.grad, source.grad])
     torch.testing.assert_close(results[1], results[0])
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_gradient_of_a_small_soft_margin_loss(reduction):
+    """Regression: it had the digits of 1 only, and was 0 from a margin of 17 on."""
+    x = torch.linspace(-20, 60, 48)
+    target = torch.where(torch.arange(48) % 3 == 0, -1.0, 1.0)
+
+    def step(x):
+        return torch.autograd.grad(F.soft_margin_loss(x, target, reduction=reduction).sum(), x)[0]
+
+    compiled = sidefx_train.compile(step, fullgraph=True, verify=0)
+    torch.testing.assert_close(
+        compiled(x.clone().requires_grad_()), step(x.clone().requires_grad_()), rtol=1e-5, atol=0
+    )

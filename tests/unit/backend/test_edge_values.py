@@ -122,3 +122,31 @@ def test_gradient_of_a_small_soft_margin_loss(reduction):
     torch.testing.assert_close(
         compiled(x.clone().requires_grad_()), step(x.clone().requires_grad_()), rtol=1e-5, atol=0
     )
+
+
+NORMS = {
+    "layer": lambda x, w, eps: F.layer_norm(x, (6,), w, w, eps),
+    "layer without weights": lambda x, w, eps: F.layer_norm(x, (6,), None, None, eps),
+    "group": lambda x, w, eps: F.group_norm(x, 3, w, w, eps),
+    "batch": lambda x, w, eps: F.batch_norm(x, None, None, w, w, True, 0.1, eps),
+    "batch by statistics": lambda x, w, eps: F.batch_norm(x, w.detach(), w.detach() + 1, w, w, False, 0.1, eps),
+}
+
+
+@pytest.mark.parametrize("weights", [torch.bfloat16, torch.float32])
+def test_norms_of_half_precision_with_a_changing_number(weights):
+    """Regression: their statistics were read in another dtype than the kernel's, and gradients were any numbers."""
+
+    def step(x, w, eps):
+        made = [norm(x, w, eps) for norm in NORMS.values()]
+        sum((each * torch.arange(6)).float().sum() for each in made).backward()
+        return [each.detach() for each in made]
+
+    compiled, results = sidefx_train.compile(step, on_failure="raise", verify=0, warmup="now"), []
+    for run in (step, compiled):
+        torch.manual_seed(0)
+        for eps in (0.5, 0.6, 0.7):
+            x, w = torch.randn(4, 6, dtype=torch.bfloat16), torch.rand(6, dtype=weights)
+            results.append([*run(x.requires_grad_(), w.requires_grad_(), eps), x.grad, w.grad])
+    torch.testing.assert_close(results[3:], results[:3], rtol=3e-2, atol=3e-2)
+    assert compiled.report().replays

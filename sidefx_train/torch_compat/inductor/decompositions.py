@@ -42,6 +42,8 @@ def inductor_decompositions() -> dict[Any, Any]:
         table[aten.randint.low] = _of_wide_ranges
         table[aten.geometric.default] = _of_integers(table[aten.geometric.default])
     table[aten._conj.default] = _conjugate
+    for op, parts in ((aten.split.Tensor, _split), (aten.split_with_sizes.default, _split), (aten.unbind.int, _unbind)):
+        table[op] = _of_complex(parts, table.get(op))
     table[aten.soft_margin_loss_backward.default] = _soft_margin_gradient
     table[aten.as_strided_scatter.default] = _within_storage
     table[aten.adaptive_max_pool2d.default] = _of_plain_sizes(table.get(aten.adaptive_max_pool2d.default))
@@ -255,6 +257,34 @@ def _soft_margin_gradient(grad: torch.Tensor, x: torch.Tensor, target: torch.Ten
     """Computes a gradient with all digits: upstream, 1 is subtracted from a number that is almost 1 (torch 2.13)."""
     made = -target * torch.sigmoid(-target * x) * grad
     return made / x.numel() if reduction == 1 else made  # 1: the mean
+
+
+def _of_complex(parts: _Rule, rule: _Rule | None) -> _Rule:
+    """Returns a decomposition of an operator that takes a complex tensor apart.
+
+    Upstream, C++ that calls one for a list of one tensor takes the list for the tensor, and ends the process (torch
+    2.13).
+    """
+
+    def apart(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if x.is_complex() and all(type(size) is int for size in x.shape):
+            return parts(x, *args, **kwargs)
+        return NotImplemented if rule is None else rule(x, *args, **kwargs)
+
+    return apart
+
+
+def _split(x: torch.Tensor, size: Any, dim: int = 0) -> list[torch.Tensor]:
+    length, found, start = x.shape[dim], [], 0
+    sizes = size if isinstance(size, (list, tuple)) else [size] * max(-(-length // size) if size else 1, 1)
+    for each in sizes:
+        found.append(aten.slice.Tensor(x, dim, start, min(start + each, length)))
+        start += each
+    return found
+
+
+def _unbind(x: torch.Tensor, dim: int = 0) -> list[torch.Tensor]:
+    return [aten.select.int(x, dim, i) for i in range(x.shape[dim])]
 
 
 def _within_storage(x: torch.Tensor, src: torch.Tensor, size: Any, stride: Any, storage_offset: Any = None) -> Any:

@@ -108,6 +108,9 @@ COMPLEX = {
     "scaled bias": lambda z: torch.addmv(z, z * torch.ones(3, 4), z * torch.ones(4), beta=0.2, alpha=0.6),
     "absolute": lambda z: (z * 0.5).abs(),
     "adjoint": lambda z: torch.linalg.solve_triangular((z * torch.eye(3) + 1).mH, z * torch.ones(3, 2), upper=False).mT,
+    "one part": lambda z: (z * torch.ones(3)).split(3)[0],
+    "one of one": lambda z: (z * torch.ones(1, 3)).unbind()[0] + (z * torch.ones(3, 2)).split([3])[0].sum(),
+    "parts": lambda z: torch.cat((z * torch.arange(5)).split(2)[::-1]) + (z * torch.ones(2, 5)).unbind()[1],
     "conjugate": lambda z: torch.cat([(z * torch.ones(2)).conj(), z[None]]),
 }
 
@@ -116,7 +119,8 @@ COMPLEX = {
 @pytest.mark.every(2)
 def test_complex_numbers(grad):
     """Regression: the product of a complex number and a float was complex128; what read it as complex64 read other
-    numbers. Kernels that got a conjugate returned other strides than were planned."""
+    numbers. Kernels that got a conjugate returned other strides than were planned. A split into one part ended the
+    process."""
 
     def step(z):
         found = {name: COMPLEX[name](z) for name in COMPLEX}

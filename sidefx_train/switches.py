@@ -62,6 +62,7 @@ CORRECTNESS = {
     "masked_reads": "on a GPU, padding is filled in where its kernel computes what is padded",
     "zero_products": "products with 0 are computed: NaN stays NaN",
     "small_arguments": "expm1 and atanh of vectors keep the digits of small numbers",
+    "index_arrays": "indices that a store has taken out of a vector are used behind it only",
 }
 """Changes that correct wrong results of Inductor; disabled, they show what Inductor does."""
 

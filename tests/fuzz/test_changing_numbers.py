@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fuzz.changing_numbers import BACKENDS, DIFFERS, EACH_VALUE, EAGER, REPLAYS, cases, check
+from tests.fuzz.changing_numbers import BACKENDS, DIFFERS, EACH_VALUE, EAGER, KINDS, REPLAYS, cases, check
 
 FIXED = ("huber_loss", "nn.functional.dropout2d", "lerp", "hinge_embedding", "logit", "pdist")
 
@@ -15,11 +15,20 @@ KEPT = (
 )  # fmt: skip
 """Parts of names of operators whose number may be captured at each value, or run eagerly."""
 
+HALF = ("huber_loss", "lerp", "addcdiv")
+
 
 @pytest.mark.parametrize("name", FIXED)
 @pytest.mark.every(2)
 def test_a_few_replay(name):
     found = [check(case, "eager") for case in cases((name,))]
+    assert found and all(outcome.kind == REPLAYS for outcome in found), found
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+@pytest.mark.every(2)
+def test_a_few_in_half_precision(kind):
+    found = [check(case, "inductor") for name in HALF for case in cases((name,), kind)]
     assert found and all(outcome.kind == REPLAYS for outcome in found), found
 
 
@@ -30,3 +39,10 @@ def test_all_equal_eager_and_most_replay(backend):
     assert not [outcome for outcome in found if outcome.kind == DIFFERS]
     left = [outcome for outcome in found if outcome.kind in (EAGER, EACH_VALUE)]
     assert not [outcome for outcome in left if not any(part in outcome.case for part in KEPT)], left
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_all_in_half_precision(kind):
+    found = [check(case, "inductor") for case in cases(kind=kind)]
+    assert not [outcome for outcome in found if outcome.kind == DIFFERS]

@@ -76,6 +76,18 @@ _LIKE = {aten.multi_margin_loss_backward.default: 1}
 """Operators that cannot be computed with fake tensors, and the argument that their result is like."""
 
 
+_NORMS = frozenset(
+    {
+        aten.native_layer_norm.default,
+        aten.native_group_norm.default,
+        aten._native_batch_norm_legit.no_stats,
+        aten._native_batch_norm_legit_functional.default,
+        aten._native_batch_norm_legit_no_training.default,
+    }
+)
+"""Operators whose second and third results, statistics of the input, have a dtype that depends on the device."""
+
+
 def _op(name: str) -> Any:
     packet, _, overload = name.partition(".")
     return getattr(getattr(aten, packet, None), overload or "default", None)
@@ -106,7 +118,8 @@ class NumberOperator:
             self._kernel,
             key="CompositeExplicitAutograd",
             tags=tuple(tag for tag in op.tags if tag == torch.Tag.nondeterministic_seeded),
-            meta=self._fake,
+            fake=self._fake_norm if op in _NORMS else None,
+            meta=None if op in _NORMS else self._fake,
         )
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -149,6 +162,16 @@ class NumberOperator:
         if "upsample" in self.name and (made := compat.empty_resampled(self.op, *given)) is not NotImplemented:
             return made
         return self._call(given, lambda value, name: _VALID.get((self.op, name), _ANY))
+
+    def _fake_norm(self, *given: Any) -> Any:
+        """Returns fake results of a norm with the dtypes of its kernel: on the CPU, statistics of half precision are in
+        the dtype of the weights."""
+        made, x = list(self._fake(*given)), given[0]
+        others = [value.dtype for value in given[1:] if isinstance(value, torch.Tensor) and value.dim() > 0]
+        if x.device.type == "cpu" and x.dtype in (torch.float16, torch.bfloat16):
+            dtype = torch.float32 if torch.float32 in others else x.dtype
+            made[1:] = [torch.empty_like(value, dtype=dtype) for value in made[1:]]
+        return tuple(made)
 
 
 def _known() -> dict[Any, NumberOperator]:

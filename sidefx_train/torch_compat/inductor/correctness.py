@@ -18,6 +18,7 @@ seen.
 | ``masked_reads`` | on a GPU, padding has values of its neighbors | 2.13 |
 | ``zero_products`` | ``x * 0`` is 0 where ``x`` is NaN or infinite | 2.13 |
 | ``small_arguments`` | ``atanh`` (in 2.13 ``expm1``) of vectors loses the digits of small numbers | 2.13 to 2.15 |
+| ``index_arrays`` | loads use an array that a store behind them creates: C++ that cannot be compiled | 2.13 |
 | (always on) | two draws with equal arguments, such as ``torch.normal``, are one; so are 0.0 and -0.0 | 2.13 |
 | (always on) | the interpreter's recursion limit is raised for good | 2.13 |
 
@@ -31,6 +32,7 @@ import dataclasses
 import itertools
 import sys
 import types
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -573,6 +575,34 @@ def local_buffers_hold_one_row() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def index_arrays_where_created() -> Iterator[None]:
+    """Lets only the code behind it use an array of indices that a store has created.
+
+    Upstream: the loads of a loop, which come before its stores, use the array, too. The C++ compiler refuses that:
+    ``y = x.scatter(0, i, s)`` and the gradients of both in one graph. Seen with ``torch.compile`` in torch 2.13.
+    """
+    from torch._inductor.codegen import cpp
+
+    def kept_apart(before: Callable[..., Any]) -> Callable[..., Any]:
+        def load_or_store(kernel: Any, var: Any, index: Any, dtype: Any, buffer: Any = None, **stored: Any) -> Any:
+            if buffer is None or buffer is kernel.loads:
+                return before(kernel, var, index, dtype, buffer, **stored)
+            known, created = kernel.cse._cache, dict[Any, Any]()
+            kernel.cse._cache = ChainMap(created, known)
+            try:
+                made = before(kernel, var, index, dtype, buffer, **stored)
+            finally:
+                kernel.cse._cache = known
+            known.update({key: value for key, value in created.items() if value is made})
+            return made
+
+        return load_or_store
+
+    with replaced(cpp.CppVecKernel, "_load_or_store_non_contiguous", kept_apart):
+        yield
+
+
 _MENDED: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "kernel_order": kernels_in_order,
     "mutations_by_index": mutations_fused_by_index,
@@ -586,6 +616,7 @@ _MENDED: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "masked_reads": masked_reads_filled,
     "zero_products": zero_products_computed,
     "small_arguments": small_arguments_kept,
+    "index_arrays": index_arrays_where_created,
 }
 
 

@@ -34,21 +34,45 @@ def inductor_decompositions() -> dict[Any, Any]:
     for dims, op in ((2, aten.max_pool2d_with_indices.default), (3, aten.max_pool3d_with_indices.default)):
         if op in table:
             table[op] = _pooled(table[op], dims)
+    for op in (aten.any.default, aten.any.dim, aten.any.dims):
+        table[op] = _of_bytes(op, table.get(op))
     if not config.fallback_random:
         table.update(dict.fromkeys((aten.rand.default, aten.rand.generator), _uniform))
         table.update(dict.fromkeys((aten.randn.default, aten.randn.generator), _normal))
         table[aten.randint.low] = _of_wide_ranges
         table[aten.geometric.default] = _of_integers(table[aten.geometric.default])
+    table[aten._conj.default] = _conjugate
+    for op, parts in ((aten.split.Tensor, _split), (aten.split_with_sizes.default, _split), (aten.unbind.int, _unbind)):
+        table[op] = _of_complex(parts, table.get(op))
+    table[aten.soft_margin_loss_backward.default] = _soft_margin_gradient
+    table[aten.as_strided_scatter.default] = _within_storage
     table[aten.adaptive_max_pool2d.default] = _of_plain_sizes(table.get(aten.adaptive_max_pool2d.default))
     return table
 
 
 _CHECKS_VALUES = frozenset(
-    {aten.binary_cross_entropy.default, aten.multi_margin_loss.default, aten.multilabel_margin_loss_forward.default}
+    {
+        aten.binary_cross_entropy.default,
+        aten.multi_margin_loss.default,
+        aten.multilabel_margin_loss_forward.default,
+        aten.repeat_interleave.Tensor,
+    }
 )
-"""Their kernels raise for values that decompositions accept: a probability or a class out of range."""
+"""Their kernels raise for values that decompositions accept: a probability or a class out of range, repetitions that do
+not add up to ``output_size``."""
 
 _Rule = Callable[..., Any]
+
+
+def _of_bytes(op: Any, rule: _Rule | None) -> _Rule:
+    """Returns a decomposition of ``any``: of bytes, it is a byte. Upstream, it is a ``bool`` (torch 2.13)."""
+
+    def decomposed(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if x.dtype is torch.uint8:
+            return op(x != 0, *args, **kwargs).to(torch.uint8)
+        return NotImplemented if rule is None else rule(x, *args, **kwargs)
+
+    return decomposed
 
 
 def _divided(rule: _Rule | None) -> _Rule:
@@ -221,6 +245,61 @@ def _of_plain_sizes(rule: _Rule | None) -> _Rule:
         return rule(x, output_size)
 
     return plain
+
+
+def _conjugate(x: Any) -> Any:
+    """Computes the conjugate: upstream, kernels that are called get a lazy one, which was not planned with. Those that
+    solve triangular systems return other strides then (torch 2.13)."""
+    return torch.conj_physical(x) if isinstance(x, torch.Tensor) else NotImplemented
+
+
+def _soft_margin_gradient(grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int) -> torch.Tensor:
+    """Computes a gradient with all digits: upstream, 1 is subtracted from a number that is almost 1 (torch 2.13)."""
+    made = -target * torch.sigmoid(-target * x) * grad
+    return made / x.numel() if reduction == 1 else made  # 1: the mean
+
+
+def _of_complex(parts: _Rule, rule: _Rule | None) -> _Rule:
+    """Returns a decomposition of an operator that takes a complex tensor apart.
+
+    Upstream, C++ that calls one for a list of one tensor takes the list for the tensor, and ends the process (torch
+    2.13).
+    """
+
+    def apart(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if x.is_complex() and all(type(size) is int for size in x.shape):
+            return parts(x, *args, **kwargs)
+        return NotImplemented if rule is None else rule(x, *args, **kwargs)
+
+    return apart
+
+
+def _split(x: torch.Tensor, size: Any, dim: int = 0) -> list[torch.Tensor]:
+    length, found, start = x.shape[dim], [], 0
+    sizes = size if isinstance(size, (list, tuple)) else [size] * max(-(-length // size) if size else 1, 1)
+    for each in sizes:
+        found.append(aten.slice.Tensor(x, dim, start, min(start + each, length)))
+        start += each
+    return found
+
+
+def _unbind(x: torch.Tensor, dim: int = 0) -> list[torch.Tensor]:
+    return [aten.select.int(x, dim, i) for i in range(x.shape[dim])]
+
+
+def _within_storage(x: torch.Tensor, src: torch.Tensor, size: Any, stride: Any, storage_offset: Any = None) -> Any:
+    """Refuses places that are not in the memory of a tensor, or do not count from its first element.
+
+    Upstream, the places count from the first element of a copy, and may be in other memory (torch 2.13).
+    """
+    start = x.storage_offset()
+    first = start if storage_offset is None else storage_offset
+    if all(type(number) is int for number in (start, first, *x.shape, *x.stride(), *size, *stride)):
+        last = first + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+        outside = last >= x.untyped_storage().nbytes() // x.element_size()
+        if (start and storage_offset is not None) or (outside and 0 not in size):
+            raise RuntimeError("as_strided_scatter to places outside of a tensor")
+    return NotImplemented
 
 
 def _of_each(setting: Any, dims: int) -> list[int]:

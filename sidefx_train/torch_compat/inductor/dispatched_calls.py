@@ -81,12 +81,18 @@ def _dispatching(before: Callable[..., None]) -> Callable[..., None]:
     ) -> None:
         made = outputs if isinstance(outputs, (list, tuple)) else [outputs]
         lines = _call(op, list(raw_args), [_name_of(each) for each in made])
+        if lines is None and len(made) == 1 and isinstance(op, OpOverload) and _returns_list(op):
+            raise NotImplementedError(f"C++ that calls {op} for a list of one tensor: it would take the list for it")
         if lines is None:
             before(wrapper, buf_name, python_kernel_name, get_args, op, raw_args, outputs)
         else:
             wrapper.writelines(lines)
 
     return generate
+
+
+def _returns_list(op: Any) -> bool:
+    return any(str(result.type) == "List[Tensor]" for result in op._schema.returns)
 
 
 def _issuing(before: Callable[..., None]) -> Callable[..., None]:

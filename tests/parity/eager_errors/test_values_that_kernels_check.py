@@ -121,3 +121,54 @@ def test_probabilities_out_of_range(backend):
         ):
             torch.testing.assert_close(own, theirs)
     assert compiled.report().replays >= 3
+
+
+@pytest.mark.parametrize("size", [5, 7])
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_repetitions_that_do_not_add_up(size, backend):
+    """Regression: under Inductor, a wrong ``output_size`` gave so many elements."""
+
+    def step(x: torch.Tensor, repeats: torch.Tensor) -> torch.Tensor:
+        return torch.repeat_interleave(x * 2, repeats, output_size=size) * 3
+
+    compiled = sidefx_train.compile(step, backend=backend, warmup="now")
+    x = torch.randn(3)
+    for repeats in (torch.tensor([1, 2, 3]), torch.tensor([1, 2, size - 3]), torch.tensor([-1, 2, size - 1])):
+        outcomes = []
+        for run in (step, compiled):
+            try:
+                outcomes.append(str(run(x, repeats).tolist()))
+            except RuntimeError as error:
+                outcomes.append(str(error))
+        assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize("added", [(2,), (), (2, 3), (2, 1)])
+def test_slices_of_another_shape_are_not_added(added):
+    """Regression: under Inductor, ``index_add`` expanded them."""
+
+    def step(x: torch.Tensor, rows: torch.Tensor, slices: torch.Tensor) -> torch.Tensor:
+        return x.index_add(0, rows, slices) * 2
+
+    compiled = sidefx_train.compile(step, warmup="now")
+    with pytest.raises((RuntimeError, IndexError)) as wanted:
+        step(torch.ones(3, 2), torch.tensor([0, 2]), torch.ones(added))
+    with pytest.raises(type(wanted.value)) as raised:
+        compiled(torch.ones(3, 2), torch.tensor([0, 2]), torch.ones(added))
+    assert str(raised.value) == str(wanted.value)
+
+
+def test_places_that_are_not_in_the_memory():
+    """Regression: Inductor wrote to other memory, or counted the places from the first element of a part."""
+
+    def step(x: torch.Tensor, stride: int, offset: int | None) -> torch.Tensor:
+        return torch.as_strided_scatter(x, torch.ones(2, 2), (2, 2), (stride, 1), offset)
+
+    compiled = sidefx_train.compile(step, warmup="now")
+    x = torch.arange(24.0).reshape(4, 6)
+    with pytest.raises(RuntimeError, match="out of bounds for storage"):
+        compiled(x, 200, 0)
+    with pytest.warns(sidefx_train.SideFXWarning, match="outside of a tensor"):
+        assert torch.equal(compiled(x[1:, 1:], 3, 1), step(x[1:, 1:], 3, 1))
+    for part in (x, x.t(), x[1:, 1:]):
+        assert torch.equal(compiled(part, 3, None), step(part, 3, None))

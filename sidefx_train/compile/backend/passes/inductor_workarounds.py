@@ -11,6 +11,8 @@ Upstream, ``torch.compile`` included (seen in torch 2.13; each has a program in
   padding. Eager divides by the part that lies inside.
 - The gradient of nearest-neighbor interpolation of images ignores the scale factors. It divides sizes exactly, where
   eager rounds: 14 pixels that become 46 are one such case.
+- The C++ makes tensors of float64, int64 or complex128 of numbers, which promote what has no dimensions: the product of
+  a complex64 number and 0.5 is complex128, and what reads it as complex64 reads other numbers.
 - A loop (``while_loop``, ``scan``, ``map``) keeps what it carries in memory with the strides of the first value: where
   that is expanded, all elements of later values are one.
 """
@@ -24,6 +26,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.graph.fx_utils import emit
 from sidefx_train.compile.graph.strided_layout import is_dense
 
@@ -35,8 +38,8 @@ _POOLINGS = (aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default)
 
 def apply_inductor_workarounds(module: fx.GraphModule, fake_mode: Any) -> None:
     """Rewrites sums with an ``alpha``, cumulative sums with a ``dtype``, integer powers of a number, gradients of
-    average pooling with ``ceil_mode`` and of interpolation, and loops over tensors that are not contiguous; also in
-    graphs of branches."""
+    average pooling with ``ceil_mode`` and of interpolation, loops over tensors that are not contiguous, and complex
+    operations with numbers; also in graphs of branches."""
     for inner in module.children():
         if isinstance(inner, fx.GraphModule):
             apply_inductor_workarounds(inner, fake_mode)
@@ -57,6 +60,9 @@ def apply_inductor_workarounds(module: fx.GraphModule, fake_mode: Any) -> None:
         else:
             continue
         found = True
+    for node in filter(_takes_bare_numbers, list(graph.nodes)):
+        _give_numbers_a_type(graph, node, fake_mode)
+        found = True
     if found:
         graph.lint()
         module.recompile()
@@ -68,6 +74,39 @@ def _is_of_the_sums_type(node: fx.Node) -> bool:
     if not isinstance(added, torch.Tensor):
         return True
     return bool(added.dtype == node.meta["val"].dtype == torch.result_type(added, alpha))
+
+
+def _takes_bare_numbers(node: fx.Node) -> bool:
+    """Returns True if a number stands for a tensor of an operation on complex numbers, which Inductor's C++ calls."""
+    if not isinstance(node.target, compat.OpOverload) or not any(_numbers_for_tensors(node)):
+        return False
+    return any(_is_complex(each.meta.get("val")) for each in (node, *node.all_input_nodes))
+
+
+def _numbers_for_tensors(node: fx.Node) -> list[bool]:
+    """Returns for each positional argument whether it is a number where the schema has a tensor."""
+    schema = node.target._schema.arguments  # type: ignore[union-attr]
+    return [
+        isinstance(given, (int, float, complex)) and str(argument.type) == "Tensor"
+        for argument, given in zip(schema, node.args, strict=False)
+    ]
+
+
+def _is_complex(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_complex()
+
+
+def _give_numbers_a_type(graph: fx.Graph, node: fx.Node, fake_mode: Any) -> None:
+    """Replaces numbers by tensors of the dtype that torch promotes the others to."""
+    value = node.meta["val"]
+    tensors = [each.meta["val"] for each in node.all_input_nodes if isinstance(each.meta.get("val"), torch.Tensor)]
+    for i, bare in enumerate(_numbers_for_tensors(node)):
+        if bare:
+            number: Any = node.args[i]
+            dtype = torch.result_type(tensors[0], number) if tensors else value.dtype
+            with graph.inserting_before(node):
+                typed = emit(graph, fake_mode, aten.full.default, [], number, dtype=dtype, device=value.device)
+            node.update_arg(i, typed)
 
 
 def _write_out_multiple(graph: fx.Graph, node: fx.Node, fake_mode: Any) -> None:

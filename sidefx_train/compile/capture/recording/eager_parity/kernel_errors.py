@@ -64,6 +64,9 @@ _TYPED = frozenset(
 """Operations whose kernels check dtypes and, given zeros, at worst raise."""
 _SUMS_WITH_PRODUCTS = frozenset({aten.addmm.default, aten.addmv.default})
 """Operations whose first argument must expand to the product; those on fake tensors expand the product as well."""
+_ADDS_SLICES = frozenset({aten.index_add.default, aten.index_add_.default})
+"""Operations whose last tensor has the first one's shape, except for the dimension that is indexed."""
+
 _MOST_ELEMENTS = 1 << 18
 """Size limit of a tensor that is created to test dtypes."""
 _SCALARS = (bool, int, float, complex, str, type(None), torch.dtype)
@@ -80,6 +83,8 @@ def check_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
         _check_view(*args)
     if func in _SUMS_WITH_PRODUCTS:
         _check_summand(func, *args[:3])
+    if func in _ADDS_SLICES:
+        _check_slices(func, args[0], args[1], args[3])
     if func is aten._grouped_mm.default:
         compat.know_grouped_products()
     if func in compat.FOR_SYMBOLS:
@@ -265,6 +270,15 @@ def _check_summand(func: Any, summand: torch.Tensor, a: torch.Tensor, b: torch.T
     sizes = zip(summand.shape, product[max(missing, 0) :], strict=False)
     if missing < 0 or any(type(own) is type(needed) is int and own not in (1, needed) for own, needed in sizes):
         raise Unsupported("SFX102", f"{func} raises: {tuple(summand.shape)} does not expand to {product}")
+
+
+def _check_slices(func: Any, x: torch.Tensor, dim: int, added: torch.Tensor) -> None:
+    def rest(tensor: torch.Tensor) -> list[Any]:
+        return [size for i, size in enumerate(tensor.shape) if i != dim % max(x.dim(), 1)]
+
+    sizes = zip(rest(x), rest(added), strict=False)
+    if x.dim() != added.dim() or any(type(a) is type(b) is int and a != b for a, b in sizes):
+        raise Unsupported("SFX102", f"{func} raises: the shape of {tuple(added.shape)} is not that of {tuple(x.shape)}")
 
 
 def _check_view(viewed: torch.Tensor, shape: list[int]) -> None:

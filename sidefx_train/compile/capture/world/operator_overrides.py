@@ -228,6 +228,9 @@ class Operators:
     def _numbers_of(self, index: Any) -> Any:
         """Returns an index with numbers in place of 0-dim tensors of integers, which C++ code takes for integers."""
         parts = index if type(index) is tuple else (index,)
+        if any(map(_has_bound, parts)):
+            parts = tuple(self._bounds_of(part) if _has_bound(part) else part for part in parts)
+            index = parts if type(index) is tuple else parts[0]
         if not any(map(_is_place, parts)) or not all(
             _is_place(part) or type(part) in symbolic_indexing.PLAIN for part in parts
         ):
@@ -236,6 +239,15 @@ class Operators:
             builtin_methods.convert_number(self.world, int, (part,)) if _is_place(part) else part for part in parts
         )
         return numbers if type(index) is tuple else numbers[0]
+
+    def _bounds_of(self, part: slice) -> slice:
+        bounds = (part.start, part.stop, part.step)
+        return slice(
+            *(
+                builtin_methods.convert_number(self.world, int, (bound,)) if _is_place(bound) else bound
+                for bound in bounds
+            )
+        )
 
     def _touch_operands(self, name: str, args: tuple[Any, ...]) -> None:
         if name in _UNIONS and type(args[0]) is dict:
@@ -322,6 +334,11 @@ def _with_nan(operands: tuple[Any, ...]) -> bool:
 def _is_place(value: Any) -> bool:
     """Returns True for a tensor that is an index like an integer."""
     return type(value) is compat.FakeTensor and value.dim() == 0 and value.dtype in _PLACES
+
+
+def _has_bound(part: Any) -> bool:
+    """Returns True for a slice with such a tensor among its bounds."""
+    return type(part) is slice and any(map(_is_place, (part.start, part.stop, part.step)))
 
 
 def _is_text(value: Any) -> bool:

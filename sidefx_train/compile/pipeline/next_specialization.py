@@ -20,6 +20,8 @@ def after_stop(spec: Specialization, world: TraceWorld, stop: Unsupported) -> Sp
     """Returns a specialization with which the step may not stop there; ``None`` if none is known."""
     if world.random_draws.of_torch.wanted:
         return replace(spec, reads_draws=True)
+    if world.random_draws.wants_early:
+        return replace(spec, early_arrays=spec.early_arrays | world.random_draws.wants_early)
     if world.host_reads.wanted:
         return replace(spec, reads_inputs=True)
     if (world.native_backward_wanted or world.left_hooks.wants_native) and not spec.native_backward:

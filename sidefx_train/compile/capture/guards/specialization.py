@@ -38,6 +38,7 @@ class Specialization:
         draw_decisions: number of captures that another decision on such a number caused.
         reads_draws: the step decides on numbers that torch draws on the CPU; the prologue reads them.
         foretells_draws: the graph will draw them as eager does, not from a generator of the backend.
+        early_arrays: instructions, by code and index, that make arrays which a generator shuffles: before the graph.
         host_reads: values of inputs may be read before the graph runs.
         read_decisions: number of captures that another decision on such a value caused.
         reads_inputs: the step needs values of inputs as Python numbers; the prologue computes them.
@@ -72,6 +73,7 @@ class Specialization:
     draw_decisions: int = 0
     reads_draws: bool = False
     foretells_draws: bool = True
+    early_arrays: frozenset[tuple[CodeType, int]] = frozenset()
     host_reads: bool = True
     read_decisions: int = 0
     reads_inputs: bool = False

@@ -96,6 +96,10 @@ class Operators:
                 if found is not ABSENT:
                     return found
                 self.heap.refuse("SFX106", f"computes {name} of a value that is known only after the step")
+        if name in _SUBSCRIPTS and safe_isinstance(first, dict) and not _decides(first, name):
+            key = builtin_methods.concrete(args[1])
+            if key is not args[1]:
+                return self.interp.call(builtin_methods.OPERATORS[name], (first, key, *args[2:]), {})
         if name == "contains" and type(args[1]) is torch.SymBool:
             return operators.contains(self.interp, first, builtin_methods.concrete(args[1]))
         if name == "contains" and type(args[1]) is torch.SymInt:
@@ -220,6 +224,8 @@ class Operators:
         if type(index) is list and any(type(each) is torch.SymInt for each in index):
             numbers = all(type(each) is int or type(each) is torch.SymInt for each in index)
             return self.interp.call(torch.tensor, (index,), {}) if numbers else index
+        if type(index) is np.ndarray:
+            index = self.world.random_draws.copied(index)
         array = self.heap.record_of(index)
         if not safe_isinstance(array, ArrayRecord) or array.real.dtype != np.int64 or array.real.ndim != 1:
             return index

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.resume.resume_function import original
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import ListRecord
 from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord, array_shadow
@@ -57,6 +59,7 @@ class RandomDraws:
         values: the drawn numbers, in order; the entry draws its own into this list.
         reseeded: generators of torch that the step creates and seeds by numbers that change.
         of_torch: the numbers that torch draws on the CPU.
+        wants_early: instructions that make arrays which a generator shuffles, by code and index.
     """
 
     def __init__(self, world: CaptureWorldAPI) -> None:
@@ -67,6 +70,8 @@ class RandomDraws:
         self._ended = self._reads_arrays = False
         self.values: list[Any] = []
         self.reseeded: list[Reseeding] = []
+        self.wants_early: set[tuple[types.CodeType, int]] = set()
+        self._made: list[tuple[weakref.ref[Any], tuple[types.CodeType, int] | None]] = []
         self.of_torch = TorchDraws(world.heap, self.values, self._number)
 
     def end(self) -> None:
@@ -262,6 +267,9 @@ class RandomDraws:
         given = (*args, *kwargs.values())
         if self._world.branching:
             return ABSENT
+        early = self._heap.specialization.early_arrays
+        if early and self._instruction() in early:
+            return self.derive(fn, args, kwargs, trace_rules.describe(fn), always=True)
         if not any(map(self.is_drawn, given)) and not any(map(self.is_history, given)):
             for value in given:
                 if type(value) in (list, deque):  # it may not have been read
@@ -285,12 +293,8 @@ class RandomDraws:
             False if that is not possible: the memory may be that of an outside array, or something has read it that
             comes after all early calls, such as a tensor.
         """
-        record = self._heap.record_of(args[0])
-        if self._world.branching or not self._is_early or self._reads_arrays:
-            return False
-        arrays = [each for each in self._heap.by_real.values() if safe_isinstance(each, ArrayRecord)]
-        shared = [each for each in arrays if record is not None and np.may_share_memory(each.real, record.real)]
-        if any(not self.holds(each.source) or each.tensor is not None or each.shown for each in shared):
+        shared = self._writable(args[0])
+        if shared is None:
             return False
         arguments = Arguments(self._world, self.holds)
         later = arguments.each(args)
@@ -308,6 +312,48 @@ class RandomDraws:
             each.refresh()
         return True
 
+    def draw_into(self, function: Callable[..., Any], generator: Any, array: Any) -> bool:
+        """Calls a method of a generator that writes to a drawn array (``shuffle``) early; returns False as
+        :meth:`write` does."""
+        shared = self._writable(array)
+        if shared is None or self.call(function, (generator, array), {}) is ABSENT:
+            return False
+        for each in shared:
+            each.refresh()
+        return True
+
+    def copied(self, array: Any) -> Any:
+        """Returns a copy of a drawn array that the step may write to later, or the array itself."""
+        if not self._heap.specialization.early_arrays or not self.is_drawn(array):
+            return array
+        copy = self.derive(np.copy, (array,), {}, "numpy.copy")
+        return array if copy is ABSENT else copy
+
+    def _writable(self, array: Any) -> list[ArrayRecord] | None:
+        """Returns the arrays over the memory of one that an early call may write to; ``None`` if none may."""
+        record = self._heap.record_of(array)
+        if self._world.branching or not self._is_early or self._reads_arrays:
+            return None
+        arrays = [each for each in self._heap.by_real.values() if safe_isinstance(each, ArrayRecord)]
+        shared = [each for each in arrays if record is not None and np.may_share_memory(each.real, record.real)]
+        if any(not self.holds(each.source) or each.tensor is not None or each.shown for each in shared):
+            return None
+        return shared
+
+    def note_made(self, array: Any) -> None:
+        """Remembers which instruction has made an array of constants."""
+        self._made.append((weakref.ref(array), self._instruction()))
+
+    def want_early(self, array: Any) -> None:
+        """Notes that the step draws into an array that it has made of constants, or into a view of one."""
+        over = [one for one in (array, array.base) if type(one) is np.ndarray]
+        made = [place for each, place in self._made if place is not None and any(each() is one for one in over)]
+        self.wants_early.update({*made} - self._heap.specialization.early_arrays)
+
+    def _instruction(self) -> tuple[types.CodeType, int] | None:
+        frame = self._world.interp.current_frame
+        return None if frame is None else original(frame.info.code, frame.pc - 1)
+
     def is_history(self, value: Any) -> bool:
         """Returns True for a list of numbers that changes; the step has read nothing of it but single items."""
         record = self._heap.record_of(value) if type(value) in (list, deque) else None
@@ -319,14 +365,22 @@ class RandomDraws:
             return ABSENT
         return self.derive(fn, args, kwargs, trace_rules.describe(fn))
 
-    def derive(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], label: str) -> Any:
-        """Computes ``function(*args)`` of drawn arrays and numbers early, too; :data:`ABSENT` if the result is nothing
-        that the step can use."""
+    def derive(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        label: str,
+        *,
+        always: bool = False,
+    ) -> Any:
+        """Computes ``function(*args)`` of drawn arrays and numbers early, too, or of constants with ``always``;
+        :data:`ABSENT` if the result is nothing that the step can use."""
         if not self._is_early:
             return ABSENT
         arguments = Arguments(self._world, self.holds)
         later, later_by_name = arguments.each(args), arguments.named(kwargs)
-        if arguments.unknown or not arguments.changes:
+        if arguments.unknown or not (arguments.changes or always):
             return ABSENT
         try:
             with compat.real_world():

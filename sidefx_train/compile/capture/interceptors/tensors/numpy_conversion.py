@@ -86,6 +86,8 @@ def _asarray(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 @registry.intercept(torch.tensor)
 def _tensor(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if args and type(args[0]) is np.ndarray:
+        args = (world.random_draws.copied(args[0]), *args[1:])
     record = _record(world, args, kwargs, "data")
     array = _made(world, args, kwargs, "data")
     if array is not None:  # a constant of the graph must not share its memory

@@ -120,6 +120,14 @@ class Operators:
             item = record.at(args[1]) if type(args[1]) is int else record.at_changing(args[1])
             if item is not ABSENT:
                 return item
+        if (
+            name == "setitem"
+            and safe_isinstance(record, ListRecord)
+            and record.shadow is first
+            and type(args[1]) is torch.SymInt
+            and record.place_at(args[1], args[2])
+        ):
+            return None
         if name == "iadd" and _extends(record, args):
             args[0].extend(self.interp.iterate(args[1]))
             return first

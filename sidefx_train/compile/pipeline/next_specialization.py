@@ -9,6 +9,7 @@ from torch import fx
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.specialization import Specialization
+from sidefx_train.compile.capture.resume.suspension import frames_of
 from sidefx_train.compile.capture.world.native_calls.caller_frames import BEYOND
 from sidefx_train.compile.capture.world.torch_draws import is_number_draw
 from sidefx_train.compile.capture.world.trace_world import TraceWorld
@@ -28,6 +29,9 @@ def after_stop(spec: Specialization, world: TraceWorld, stop: Unsupported) -> Sp
         return replace(spec, native_backward=True)
     if world.listed:
         return replace(spec, lists_numbers=False)
+    running = {frame.info.code for frame in frames_of(stop)} & world.array_functions
+    if not running <= spec.native_array_functions:
+        return replace(spec, native_array_functions=spec.native_array_functions | running)
     if stop.defer is not None and stop.defer not in spec.opaque_classes | spec.split_classes:
         return replace(spec, opaque_classes=spec.opaque_classes | {stop.defer})
     if not world.warns <= spec.inlined_code:

@@ -47,6 +47,9 @@ class Branches:
             if length is not None:
                 return bool(record.appended) or bool(length > 0)
         if safe_isinstance(value, DeferredValue):
+            condition = self.world.deferred_arrays.as_condition(value)
+            if condition is not None:
+                return self.truth(condition)
             self.heap.refuse("SFX106", "branches on a value that is known only after the step")
         if type(value) is compat.FakeTensor:
             if self.world.functions.wanted((value,), {}):

@@ -35,6 +35,7 @@ from sidefx_train.compile.capture.world.native_calls import (
 from sidefx_train.compile.capture.world.symbolic_numbers import number_subclasses
 from sidefx_train.compile.capture.world.symbolic_numbers.domain_errors import needs_values, operator_raises
 from sidefx_train.compile.common import interceptor_registry as registry
+from sidefx_train.compile.common.plain_values import CONTAINERS
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
 
@@ -97,7 +98,7 @@ class Operators:
                     return found
                 self.heap.refuse("SFX106", f"computes {name} of a value that is known only after the step")
         if name in _SUBSCRIPTS and safe_isinstance(first, dict) and not _decides(first, name):
-            key = builtin_methods.concrete(args[1])
+            key = builtin_methods.concrete_within(args[1])
             if key is not args[1]:
                 return self.interp.call(builtin_methods.OPERATORS[name], (first, key, *args[2:]), {})
         if name == "contains" and type(args[1]) is torch.SymBool:
@@ -180,7 +181,8 @@ class Operators:
                 args = builtin_methods.concrete_within(args)
             if not (name in ("getitem", "setitem") and safe_isinstance(first, (list, tuple, deque))):
                 return self.world.calls.run_native(builtin_methods.OPERATORS[name], args, {})
-        for value in args:
+        stores = name == "setitem" and type(first) in CONTAINERS
+        for value in args[:2] if stores else args:
             array = self.heap.by_shadow.get(id(value))
             if safe_isinstance(array, ArrayRecord) and array.shadow is value:
                 array.operate(name if value is first else "")

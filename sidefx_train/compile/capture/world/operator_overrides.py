@@ -222,9 +222,12 @@ class Operators:
         if safe_isinstance(record, ArrayRecord) and record.shadow is args[0]:
             record.operate(name)
         self._touch_operands(name, args)
-        if name == "getitem" and type(args[1]) is torch.SymInt:
-            return self.world.computed_numbers.call(operator.getitem, args, {})
-        return ABSENT
+        if name != "getitem":
+            return ABSENT
+        found = (
+            self.world.computed_numbers.call(operator.getitem, args, {}) if type(args[1]) is torch.SymInt else ABSENT
+        )
+        return self.world.random_draws.at_changing(*args) if found is ABSENT else found
 
     def _as_index(self, index: Any) -> Any:
         """Returns a tensor for an array or a list of changing numbers that is an index, or part of one; else the index

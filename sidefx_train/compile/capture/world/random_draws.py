@@ -6,7 +6,7 @@ import math
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -282,6 +282,15 @@ class RandomDraws:
             return ABSENT  # one capture for each length
         return self.derive(fn, args, kwargs, label)
 
+    def at_changing(self, array: Any, index: Any) -> Any:
+        """Returns the part of an array at an index with numbers that change (``table[step]``, ``table[i : i + 8]``),
+        looked up early; :data:`ABSENT` for any other index."""
+        numbers: list[Any] = []
+        places = _places_of(index, numbers)
+        if self._world.branching or not _changes(numbers):
+            return ABSENT
+        return self.derive(_item_at, (array, places, *numbers), {}, "numpy.ndarray.__getitem__")
+
     def write(self, function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
         """Writes to a drawn array early (``chances /= chances.sum()``): later calls read what it holds then.
 
@@ -420,6 +429,33 @@ class RandomDraws:
     def _reads_changing_shape(self, label: str) -> bool:
         """Returns True if an earlier capture looked at the shape of the array that comes next, and it has changed."""
         return f"{_name(label, len(self.values) + 1)}.shape" in self._heap.specialization.symbolic_numbers
+
+
+def _places_of(index: Any, numbers: list[Any]) -> Any:
+    """Returns an index as plain values, in which strings stand for its numbers; these are appended in order."""
+    if type(index) in (int, torch.SymInt):
+        numbers.append(index)
+        return "number"
+    if type(index) is slice:
+        return ("slice", *(_places_of(bound, numbers) for bound in (index.start, index.stop, index.step)))
+    if type(index) in (tuple, list):
+        return (type(index).__name__, *(_places_of(each, numbers) for each in index))
+    if index is None or index is Ellipsis:
+        return index
+    numbers.append(index)  # an array, or what no early call takes
+    return "number"
+
+
+def _item_at(array: Any, places: Any, *numbers: Any) -> Any:
+    return array[_index(places, iter(numbers))]
+
+
+def _index(places: Any, numbers: Iterator[Any]) -> Any:
+    if type(places) is not tuple:
+        return next(numbers) if places == "number" else places
+    kind, *parts = places
+    made = [_index(part, numbers) for part in parts]
+    return slice(*made) if kind == "slice" else tuple(made) if kind == "tuple" else made
 
 
 def _name(label: str, number: int) -> str:

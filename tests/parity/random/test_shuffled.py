@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import sidefx_train
 from tests.support.parity import Program, parity
 
 ROWS, WIDTH = 8, 4
@@ -186,3 +187,25 @@ def test_looked_up_by_a_number_that_changes():
     report = parity(trained(body), steps=12, captures=None, between=states)
     assert not report.breaks
     assert len(report.captures) <= 4
+
+
+def test_decided_by_an_array_of_one_number():
+    """As in CutMix: ``r = np.random.rand(1)``, ``if r < 0.5``."""
+
+    def body(net, x):
+        r = np.random.rand(1)
+        if r < 0.5:
+            x = x[torch.randperm(ROWS)]
+        yield net(x).square().cumsum(0)
+
+    report = parity(trained(body), steps=20, captures=2, between=states)
+    assert not report.breaks
+
+
+def test_the_truth_of_many_numbers_raises():
+    def step(x):
+        return x * 2 if np.random.rand(2) < 0.5 else x
+
+    run = sidefx_train.compile(step, backend="eager")
+    with pytest.raises(ValueError, match="ambiguous"):
+        run(torch.ones(2))

@@ -8,10 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from sidefx_train.compile.capture.guards.guard import Guard, TensorFacts
 from sidefx_train.compile.capture.guards.native_check import split
 from sidefx_train.compile.capture.guards.python_check import failing
 from sidefx_train.compile.capture.guards.source import Source
+from sidefx_train.compile.capture.shadows.objects.numpy_arrays import CONTENTS
 from sidefx_train.compile.common.host_programs import OF_NUMPY
 from sidefx_train.compile.common.plain_values import maxlen_of
 from sidefx_train.compile.common.type_checks import safe_isinstance
@@ -34,6 +37,7 @@ class Changes(NamedTuple):
         lists: lists that are longer than in the capture.
         texts: strings, and tuples of strings, and how many differ in each.
         iterators: iterators that are at another place.
+        arrays: arrays of NumPy with other contents, and other numbers of it.
     """
 
     sizes: set[tuple[str, int]]
@@ -41,6 +45,7 @@ class Changes(NamedTuple):
     lists: list[str]
     texts: dict[str, int]
     iterators: set[str]
+    arrays: set[str]
 
 
 @dataclass
@@ -109,7 +114,7 @@ def changed_values(
         kwargs: of the call.
         iterators: sources of the outside iterators that the capture advanced.
     """
-    changes = Changes(set(), set(), [], {}, set())
+    changes = Changes(set(), set(), [], {}, set(), set())
     for guard in guards:
         below = _below(guard.source, iterators) if iterators else None
         if below is None and guard.kind not in ("tensor", "equal", "length"):
@@ -127,6 +132,8 @@ def changed_values(
                 changes.texts[label] = _differing(guard.value, found)
             elif type(found) in (int, float, tuple, slice, *OF_NUMPY):
                 changes.numbers.update(_changed(label, guard.value, found))
+            elif label.endswith(CONTENTS) or isinstance(found, np.generic):
+                changes.arrays.add(label.removesuffix(CONTENTS))
         elif guard.kind == "length" and type(found) is int:
             changes.numbers.add(f"{label}.__len__()")
             if _is_longer(guard, found, args, kwargs):

@@ -9,6 +9,7 @@ from torch import fx
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.specialization import Specialization
+from sidefx_train.compile.capture.resume.suspension import frames_of
 from sidefx_train.compile.capture.world.native_calls.caller_frames import BEYOND
 from sidefx_train.compile.capture.world.torch_draws import is_number_draw
 from sidefx_train.compile.capture.world.trace_world import TraceWorld
@@ -20,12 +21,17 @@ def after_stop(spec: Specialization, world: TraceWorld, stop: Unsupported) -> Sp
     """Returns a specialization with which the step may not stop there; ``None`` if none is known."""
     if world.random_draws.of_torch.wanted:
         return replace(spec, reads_draws=True)
+    if world.random_draws.wants_early:
+        return replace(spec, early_arrays=spec.early_arrays | world.random_draws.wants_early)
     if world.host_reads.wanted:
         return replace(spec, reads_inputs=True)
     if (world.native_backward_wanted or world.left_hooks.wants_native) and not spec.native_backward:
         return replace(spec, native_backward=True)
     if world.listed:
         return replace(spec, lists_numbers=False)
+    running = {frame.info.code for frame in frames_of(stop)} & world.array_functions
+    if not running <= spec.native_array_functions:
+        return replace(spec, native_array_functions=spec.native_array_functions | running)
     if stop.defer is not None and stop.defer not in spec.opaque_classes | spec.split_classes:
         return replace(spec, opaque_classes=spec.opaque_classes | {stop.defer})
     if not world.warns <= spec.inlined_code:

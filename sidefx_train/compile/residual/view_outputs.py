@@ -376,7 +376,7 @@ class Views:
         if chain.grad and not chain.regenerates_grad_fn and base is not value._base and _name(made) != _name(value):
             return None  # written without autograd, which does not treat the value as a view of this base
         with compat.no_recording():  # sizes may be computed from symbolic numbers
-            same = _facts(made, new_leaf(value)) == _facts(value)
+            same = _agree(_facts(made, new_leaf(value)), _facts(value))
         if not same:
             return None
         if custom:
@@ -411,6 +411,14 @@ def _kind(t: torch.Tensor) -> tuple[Any, ...]:
 
 def _name(t: torch.Tensor) -> str:
     return "" if t.grad_fn is None else t.grad_fn.name()
+
+
+def _agree(made: Any, known: Any) -> bool:
+    """Returns True for equal facts; numbers that only the graph knows follow from the same operations."""
+    if safe_isinstance(made, tuple) and safe_isinstance(known, tuple):
+        return len(made) == len(known) and all(map(_agree, made, known))
+    unknown = [type(each) in compat.SYMBOLS and compat.is_unbacked(each) for each in (made, known)]
+    return all(unknown) if any(unknown) else bool(made == known)
 
 
 def _facts(t: torch.Tensor, begins: bool = False) -> tuple[Any, ...]:

@@ -177,7 +177,7 @@ def _after_changes(
     elif guard.kind == "equal" and type(guard.value) is type(value) in OF_NUMPY:
         spec = replace(spec, symbolic_numbers=spec.symbolic_numbers | {label})
     elif guard.kind == "equal" and (label.endswith(CONTENTS) or isinstance(guard.value, np.generic)):
-        spec = _after_array(spec, label.removesuffix(CONTENTS))
+        spec = _after_arrays(spec, changes.arrays | {label.removesuffix(CONTENTS)})
     elif guard.kind == "length":
         spec = replace(spec, changed_lengths=spec.changed_lengths | {label})
     return spec
@@ -197,10 +197,10 @@ def _after_draw(spec: Specialization, newest: Entry, guard: Guard) -> Specializa
     return replace(spec, draw_decisions=decisions, host_draws=spec.host_draws and not exact and decisions < _DECISIONS)
 
 
-def _after_array(spec: Specialization, label: str) -> Specialization:
-    """Returns the next specialization if an array of NumPy, or a number of it, has changed: what reads one that keeps
-    changing is left to Python."""
-    changed = (*spec.array_changes, label)
+def _after_arrays(spec: Specialization, labels: set[str]) -> Specialization:
+    """Returns the next specialization if arrays of NumPy, or numbers of it, have changed: what reads one that keeps
+    changing is computed before the graph, or left to Python."""
+    changed = (*spec.array_changes, *sorted(labels))
     often = frozenset(each for each in changed if changed.count(each) >= _ARRAY_CHANGES)
     return replace(spec, array_changes=changed, changing_arrays=often)
 

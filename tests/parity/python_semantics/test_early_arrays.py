@@ -157,3 +157,63 @@ def test_numpy_warns_as_in_eager():
         compiled(kept, X)
     with pytest.warns(RuntimeWarning, match="divide by zero"):
         compiled(kept, X)
+
+
+class Counted:
+    """A schedule in arrays, looked up by a counter."""
+
+    def __init__(self):
+        self.place = 0
+        self.steps = np.linspace(0.1, 1.0, 40)
+        self.single = np.linspace(0.1, 1.0, 40).astype(np.float32)
+        self.rows = np.arange(160, dtype=np.float32).reshape(40, 4) / 100
+
+
+LOOKUPS = {
+    "number": lambda kept: torch.tensor(kept.steps[kept.place]),
+    "single": lambda kept: torch.ones(2) * kept.single[kept.place],
+    "from the end": lambda kept: torch.tensor(kept.steps[kept.place - 40]),
+    "row": lambda kept: torch.from_numpy(kept.rows[kept.place]) * 2,
+    "element": lambda kept: torch.ones(2) * kept.rows[kept.place, 1],
+    "column": lambda kept: torch.tensor(kept.rows[kept.place : kept.place + 3, 1]),
+    "slice": lambda kept: torch.tensor(kept.steps[kept.place : kept.place + 3]) * (1 - kept.steps[kept.place]),
+    "list": lambda kept: torch.as_tensor(kept.steps[[kept.place, kept.place + 2]]),
+    "row kept": lambda kept: (setattr(kept, "row", kept.rows[kept.place]), torch.ones(1))[1],
+}
+
+
+@pytest.mark.parametrize("look", LOOKUPS.values(), ids=LOOKUPS)
+def test_looked_up_by_a_counter(look):
+    found = []
+    for compiled in (False, True):
+        kept = Counted()
+
+        def step(x, kept=kept):
+            y = x * look(kept).sum()
+            kept.place += 1
+            return y
+
+        run = sidefx_train.compile(step, backend="eager", fullgraph=True, on_failure="raise") if compiled else step
+        rows = []
+        for _ in range(20):
+            rows.append((run(torch.ones(2)).tolist(), getattr(kept, "row", kept.steps).tolist()))
+        found.append(rows)
+    assert found[0] == found[1]
+    assert len(run.report().captures) <= 2
+
+
+def test_looked_up_beyond_the_end():
+    kept = Counted()
+    kept.place = 36
+
+    def step(x):
+        y = x * torch.from_numpy(kept.rows[kept.place])
+        kept.place += 1
+        return y
+
+    run = sidefx_train.compile(step, backend="eager")
+    for _ in range(4):
+        run(torch.ones(4))
+    with pytest.raises(IndexError, match="out of bounds"):
+        run(torch.ones(4))
+    assert kept.place == 40

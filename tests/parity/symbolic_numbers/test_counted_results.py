@@ -34,6 +34,17 @@ def different_of_a_matrix(net, rows, y):
     return F.batch_norm(net.layer(y)[: ids.shape[0]], None, None, training=True), ids, place
 
 
+def runs(net, rows, y):
+    ids, place, count = torch.unique_consecutive(rows, return_inverse=True, return_counts=True)
+    means = torch.zeros(len(ids), WIDTH).index_add(0, place, net.layer(y)) / count[:, None]
+    return F.mse_loss(means, torch.ones(len(ids), WIDTH)), ids, place, count
+
+
+def runs_of_a_matrix(net, rows, y):
+    ids, place, count = torch.unique_consecutive(rows.view(2, -1), return_inverse=True, return_counts=True)
+    return F.batch_norm(net.layer(y)[: ids.shape[0]], None, None, training=True), ids, place, count
+
+
 def selected(net, rows, y):
     return F.batch_norm(net.layer(y)[rows > 1], None, None, training=True)
 
@@ -52,7 +63,10 @@ def repeated(net, rows, y):
     return F.batch_norm(net.layer(y)[times], None, None, training=True)
 
 
-STEPS = (bins, weighted_bins, different, different_of_a_matrix, selected, selected_columns, masked_select, repeated)
+STEPS = (
+    bins, weighted_bins, different, different_of_a_matrix, runs, runs_of_a_matrix, selected, selected_columns,
+    masked_select, repeated,
+)  # fmt: skip
 
 
 class Net:
@@ -100,3 +114,50 @@ def test_errors_of_bins_are_eagers():
             except (RuntimeError, ValueError) as error:
                 outcomes.append(str(error))
         assert outcomes[0] == outcomes[1]
+
+
+def crops(net, xs):
+    """Passes images of one size through the network together, as multi-crop training does."""
+    ends = torch.cumsum(torch.unique_consecutive(torch.tensor([len(x) for x in xs]), return_counts=True)[1], 0)
+    start, out = 0, torch.empty(0)
+    for end in ends:
+        out = torch.cat((out, net.layer(torch.cat(xs[start:end]))))
+        start = end
+    return out
+
+
+def parts(net, xs):
+    """Splits rows by the runs of their labels."""
+    labels = torch.cat([torch.full((len(x),), place) for place, x in enumerate(xs)])
+    counts = torch.unique_consecutive(labels, return_counts=True)[1]
+    return torch.stack([part.square().mean() for part in net.layer(torch.cat(xs)).split(counts.tolist())])
+
+
+def offsets(net, xs):
+    """Slices rows at offsets that are tensors."""
+    h = net.layer(torch.cat(xs))
+    ends = torch.cat([torch.zeros(1, dtype=torch.long), torch.tensor([len(x) for x in xs]).cumsum(0)])
+    return torch.stack([h[a:b].square().mean() for a, b in zip(ends[:-1], ends[1:], strict=True)])
+
+
+@pytest.mark.parametrize("loss", [crops, parts, offsets], ids=lambda fn: fn.__name__)
+def test_numbers_made_of_sizes_that_change(loss):
+    def make() -> Program:
+        net = Net()
+
+        def step(xs):
+            out = loss(net, xs)
+            out.square().mean().backward()
+            net.optimizer.step()
+            net.optimizer.zero_grad()
+            return out.detach()
+
+        def batch(index):
+            numbers = torch.Generator().manual_seed(index)
+            return ([torch.rand(3 + (index + k // 2) % 5, 3, generator=numbers) for k in range(4)],)
+
+        return Program(step, batch, (net.layer, net.optimizer))
+
+    report = parity(make, steps=20, captures=None)
+    assert not report.breaks
+    assert len(report.captures) <= 3

@@ -19,7 +19,7 @@ def missed_by_size():
     """Returns an entry that misses a call by the first size of ``x``."""
     source = SimpleNamespace(label="x", kind="argument", parent=None)
     guard = SimpleNamespace(kind="tensor", source=source, value=3, location=None)
-    changes = Changes({("x", 0)}, set(), [], {}, set())
+    changes = Changes({("x", 0)}, set(), [], {}, set(), set())
     return SimpleNamespace(why=lambda args, kwargs: (guard, 4), changes=lambda args, kwargs: changes)
 
 

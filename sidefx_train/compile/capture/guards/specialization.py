@@ -27,6 +27,7 @@ class Specialization:
         guards_strings: the step branches on one of these strings, so strings are guarded by value after all.
         array_changes: labels of NumPy arrays whose contents have changed, and of such numbers, once for each time.
         changing_arrays: those of them that keep changing: what reads these runs natively.
+        native_array_functions: code of library functions that get such an array, and run natively as a whole.
         views_needing_base: labels of views whose bases are mutated with grad and enter the graph too.
         assumes_nothing: no condition on a tensor is assumed: one did not hold, or a backward outside is cut off.
         usual_truths: branches on tensors, by code and index, with the truth of their condition in all of the last
@@ -38,6 +39,7 @@ class Specialization:
         draw_decisions: number of captures that another decision on such a number caused.
         reads_draws: the step decides on numbers that torch draws on the CPU; the prologue reads them.
         foretells_draws: the graph will draw them as eager does, not from a generator of the backend.
+        early_arrays: instructions, by code and index, that make arrays which a generator shuffles: before the graph.
         host_reads: values of inputs may be read before the graph runs.
         read_decisions: number of captures that another decision on such a value caused.
         reads_inputs: the step needs values of inputs as Python numbers; the prologue computes them.
@@ -62,6 +64,7 @@ class Specialization:
     guards_strings: bool = False
     array_changes: tuple[str, ...] = ()
     changing_arrays: frozenset[str] = frozenset()
+    native_array_functions: frozenset[CodeType] = frozenset()
     views_needing_base: frozenset[str] = frozenset()
     assumes_nothing: bool = False
     usual_truths: frozenset[tuple[tuple[CodeType, int], bool]] = frozenset()
@@ -72,6 +75,7 @@ class Specialization:
     draw_decisions: int = 0
     reads_draws: bool = False
     foretells_draws: bool = True
+    early_arrays: frozenset[tuple[CodeType, int]] = frozenset()
     host_reads: bool = True
     read_decisions: int = 0
     reads_inputs: bool = False

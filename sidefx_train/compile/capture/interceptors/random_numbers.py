@@ -120,25 +120,50 @@ def _seed(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 @registry.intercept(random.Random.shuffle, np.random.RandomState.shuffle, np.random.Generator.shuffle)
 def _shuffle(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Draws the places of the items: which they are does not matter to the generator."""
-    if len(args) != 2 or kwargs or world.branching or type(args[1]) is not list:
+    if len(args) != 2 or kwargs or world.branching:
+        return ABSENT
+    if type(args[1]) is np.ndarray:
+        return _shuffle_array(world, *args)
+    if type(args[1]) is not list:
         return ABSENT
     length = world.interp.call(len, (args[1],), {})
     if type(length) is not int:
         return ABSENT
-    places = world.random_draws.call(_shuffled, (args[0], length), {})
-    if type(places) is not list:
-        return ABSENT
     plain = world.interp.call(list, (args[1],), {})
-    counted = all(type(item) is int for item in plain) and plain == list(range(length))
-    items = places if counted else [world.interp.getitem(plain, place) for place in places]
+    numbers = _are_numbers(plain)
+    items = world.random_draws.call(_shuffled, (args[0], plain), {}) if numbers else ABSENT
+    if type(items) is not list:
+        places = world.random_draws.call(_shuffled, (args[0], list(range(length))), {})
+        if type(places) is not list:
+            return ABSENT
+        items = [world.interp.getitem(plain, place) for place in places]
     world.interp.call(list.__setitem__, (args[1], slice(None), items), {})
     return None
 
 
-def _shuffled(generator: Any, length: int) -> list[int]:
-    places = list(range(length))
-    generator.shuffle(places)
-    return places
+def _shuffle_array(world: TraceWorld, generator: Any, array: Any) -> Any:
+    method = type(generator).shuffle
+    if not safe_isinstance(generator, (np.random.RandomState, np.random.Generator)):
+        return ABSENT  # Python's exchanges rows of several dimensions wrongly
+    if world.heap.record_of(array) is None:
+        world.random_draws.want_early(array)
+    elif world.random_draws.draw_into(method, generator, array):
+        return None
+    return ABSENT
+
+
+def _shuffled(generator: Any, items: list[Any]) -> list[Any]:
+    items = list(items)
+    generator.shuffle(items)
+    return items
+
+
+def _are_numbers(items: Any) -> bool:
+    """Returns True for a list or tuple of numbers: one graph serves whichever is drawn."""
+    return type(items) in (list, tuple) and all(type(item) in _NUMBERS for item in items)
+
+
+_NUMBERS = frozenset({int, float, torch.SymInt, torch.SymFloat})
 
 
 @registry.intercept(range)
@@ -216,8 +241,10 @@ def _choice(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     length = world.interp.call(len, (args[1],), {})
     if type(length) is not int or not length:
         return ABSENT
-    if type(args[1]) in (list, tuple) and all(type(item) is float for item in args[1]):  # one graph for all of them
-        return world.random_draws.call(random.Random.choice, (args[0], args[1]), {})
+    if _are_numbers(args[1]):
+        made = world.random_draws.call(random.Random.choice, args, {})
+        if made is not ABSENT:
+            return made
     index = world.random_draws.call(random.Random.randrange, (args[0], length), {})
     return ABSENT if index is ABSENT else world.interp.getitem(args[1], index)
 
@@ -237,8 +264,10 @@ def _sample(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     length = world.interp.call(len, (args[1],), {})
     if type(length) is not int or type(args[2]) is not int or not 0 <= args[2] <= length:
         return ABSENT
-    if type(args[1]) in (list, tuple) and all(type(item) is float for item in args[1]):
-        return world.random_draws.call(random.Random.sample, args, {})
+    if _are_numbers(args[1]):
+        made = world.random_draws.call(random.Random.sample, args, {})
+        if made is not ABSENT:
+            return made
     places = world.random_draws.call(random.Random.sample, (args[0], range(length), args[2]), {})
     if type(places) is not list or args[1] == range(length):
         return places
@@ -259,6 +288,10 @@ def _choices(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     length = world.interp.call(len, (args[1],), {})
     if type(length) is not int or not length:
         return ABSENT
+    if _are_numbers(args[1]):
+        made = world.random_draws.call(random.Random.choices, args, kwargs)
+        if made is not ABSENT:
+            return made
     places = world.random_draws.call(random.Random.choices, (args[0], range(length), *args[2:]), kwargs)
     return [world.interp.getitem(args[1], place) for place in places] if type(places) is list else ABSENT
 

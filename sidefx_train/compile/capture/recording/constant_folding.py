@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,28 +22,36 @@ _MOST_ELEMENTS = 1 << 20
 
 
 def constant_value(tracer: GraphRecorder, value: torch.Tensor) -> torch.Tensor | None:
-    """Returns the contents of a tensor computed from constants only (``arange``, comparisons of such...), else
-    ``None``.
+    """Returns the contents that a tensor has now, if it is computed from constants only (``arange``, comparisons of
+    such...), else ``None``.
 
-    The few nodes that compute it are run. Nodes that draw random numbers, are written in place, or are large are not
-    constants.
+    The few nodes that compute it are run, with those that write to its memory. Nodes that draw random numbers, or are
+    large, are not constants.
     """
-    return constant_of(tracer, tracer.node_of(value)) if tracer.has_node(value) else None
+    if not tracer.has_node(value):
+        return None
+    wanted = tracer.node_of(value)
+    nodes = _with_writers(tracer, wanted)
+    return None if nodes is None else _computed(tracer, wanted, nodes)
 
 
 def constant_of(tracer: GraphRecorder, node: fx.Node) -> torch.Tensor | None:
-    """Like :func:`constant_value`, for a node of the graph."""
-    wanted = node
-    nodes = _ancestors(wanted)
-    if nodes is None or _written(tracer.graph, nodes):
+    """Like :func:`constant_value`, for a node of the graph that nothing has written to."""
+    nodes = _ancestors([node])
+    if nodes is None or _writers(tracer.graph, nodes):
         return None
+    return _computed(tracer, node, nodes)
+
+
+def _computed(tracer: GraphRecorder, wanted: fx.Node, nodes: set[fx.Node]) -> torch.Tensor | None:
+    """Returns what ``wanted`` is after ``nodes`` have run in the order of the graph."""
     results: dict[fx.Node, Any] = {}
     with compat.real_world(), torch.no_grad():
         for node in tracer.graph.nodes:
             if node not in nodes:
                 continue
             if node.op == "get_attr":
-                results[node] = getattr(tracer.tracer.root, str(node.target))
+                results[node] = getattr(tracer.tracer.root, str(node.target)).clone()  # others may write to it
                 continue
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: results[n])
             results[node] = node.target(*args, **kwargs)
@@ -50,9 +59,24 @@ def constant_of(tracer: GraphRecorder, node: fx.Node) -> torch.Tensor | None:
     return found if safe_isinstance(found, torch.Tensor) else None
 
 
-def _ancestors(node: fx.Node) -> set[fx.Node] | None:
+def _with_writers(tracer: GraphRecorder, node: fx.Node) -> set[fx.Node] | None:
+    """Returns the nodes that compute a node's contents now, with the writes to their memory; ``None`` if one is no
+    constant."""
+    wanted = {node}
+    while True:
+        nodes = _ancestors(wanted)
+        if nodes is None:
+            return None
+        more = _writers(tracer.graph, nodes) - nodes
+        if not more:
+            return nodes
+        wanted |= more
+
+
+def _ancestors(wanted: Iterable[fx.Node]) -> set[fx.Node] | None:
+    """Returns ``wanted`` with all nodes that lead there; ``None`` if these are many, or one is no constant."""
     seen: set[fx.Node] = set()
-    todo = [node]
+    todo = list(wanted)
     while todo:
         item = todo.pop()
         if item in seen:
@@ -69,12 +93,14 @@ def _ancestors(node: fx.Node) -> set[fx.Node] | None:
     return seen
 
 
-def _written(graph: fx.Graph, nodes: set[fx.Node]) -> bool:
-    """Returns True if any operation writes to the storage of one of ``nodes``, also through a view."""
+def _writers(graph: fx.Graph, nodes: set[fx.Node]) -> set[fx.Node]:
+    """Returns the operations that write to the storage of one of ``nodes``, also through a view."""
     made = set[int]().union(*map(_memory, nodes))
-    return any(
-        item in nodes or not made.isdisjoint(_memory(item)) for node in graph.nodes for item in written_args(node)
-    )
+    return {
+        node
+        for node in graph.nodes
+        if any(item in nodes or not made.isdisjoint(_memory(item)) for item in written_args(node))
+    }
 
 
 def _memory(node: fx.Node) -> set[int]:

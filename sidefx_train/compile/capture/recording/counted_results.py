@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.utils import _pytree as pytree
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.recording.constant_folding import constant_value
@@ -48,6 +49,8 @@ def count_of(func: Any, args: Any, kwargs: dict[str, Any]) -> Count | None:
         return Count(args[0], _bins, tuple(args[2:]))
     if func is aten._unique2.default and not kwargs and _is_of_integers(args[0]) and (len(args) < 2 or args[1]):
         return Count(args[0], _different) if _has_elements(args[0]) else None
+    if func is aten.unique_consecutive.default and not kwargs and _is_of_integers(args[0]):
+        return Count(args[0], _runs) if len(args) < 4 and _has_elements(args[0]) else None
     return None
 
 
@@ -67,7 +70,41 @@ def with_count(func: Any, args: Any, count: Any) -> Any:
         return aten.repeat_interleave.Tensor(args[0], output_size=count)
     if func is aten.bincount.default:
         return _counts(args[0], args[1] if len(args) > 1 else None, count)
+    if func is aten.unique_consecutive.default:
+        return _unique_consecutive(args[0], count, *args[1:])
     return _unique(args[0], count, *args[2:])
+
+
+def constant_results(tracer: GraphRecorder, func: Any, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor] | None:
+    """Returns the results of a call whose sizes depend on contents, if these are known now; else ``None``."""
+    if torch.Tag.dynamic_output_shape not in func.tags or func._schema.is_mutable or compat.is_random(func):
+        return None
+    given, layout = pytree.tree_flatten((args, kwargs))
+    for place, value in enumerate(given):
+        if isinstance(value, torch.Tensor):
+            known = constant_value(tracer, value) if type(value) is compat.FakeTensor else None
+            if known is None or value.requires_grad:
+                return None
+            given[place] = known
+        elif type(value) in compat.SYMBOLS:
+            return None
+    args, kwargs = pytree.tree_unflatten(given, layout)
+    with compat.real_world(), torch.no_grad():
+        made = func(*args, **kwargs)
+    return list(made) if isinstance(made, tuple) else [made]
+
+
+def with_contents(known: torch.Tensor) -> torch.Tensor:
+    """Records a new tensor with these contents and strides."""
+    with compat.real_world():
+        lifted = aten.lift_fresh_copy.default(known)  # other strides where a size is 1
+    made = aten.lift_fresh_copy.default(lifted)
+    return made if lifted.stride() == known.stride() else _laid_out(made, known.stride())
+
+
+def _laid_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    with torch.no_grad():
+        return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def constant_count(tracer: GraphRecorder, counted: Count) -> int | None:
@@ -110,6 +147,10 @@ def _different(values: torch.Tensor) -> int:
     return values.unique().numel()
 
 
+def _runs(values: torch.Tensor) -> int:
+    return values.unique_consecutive().numel()
+
+
 def _select(tensor: torch.Tensor, indices: list[torch.Tensor | None], count: Any) -> torch.Tensor:
     """Returns ``tensor[indices]``, with a mask, by the positions of its elements, which torch's own kernel computes
     too."""
@@ -131,13 +172,19 @@ def _counts(values: torch.Tensor, weights: torch.Tensor | None, count: Any) -> t
 
 
 def _unique(values: torch.Tensor, count: Any, inverse: bool = False, counts: bool = False) -> tuple[torch.Tensor, ...]:
+    ordered, order = values.reshape(-1).sort(stable=True)
+    found, runs, lengths = _unique_consecutive(ordered, count, inverse or counts, counts)
+    places = torch.zeros_like(runs).scatter(0, order, runs).view(values.shape) if inverse or counts else runs
+    return found, places, lengths
+
+
+def _unique_consecutive(
+    values: torch.Tensor, count: Any, inverse: bool = False, counts: bool = False
+) -> tuple[torch.Tensor, ...]:
     flat = values.reshape(-1)
-    ordered, order = flat.sort(stable=True)
-    begins = torch.cat([ordered.new_ones(1, dtype=torch.bool), ordered[1:] != ordered[:-1]])
+    begins = torch.cat([flat.new_ones(1, dtype=torch.bool), flat[1:] != flat[:-1]])
     positions = aten.nonzero_static.default(begins, size=count)[:, 0]
     none = values.new_empty(0, dtype=torch.int64)
-    places = none
-    if inverse or counts:
-        places = torch.zeros_like(flat, dtype=torch.int64).scatter(0, order, begins.cumsum(0) - 1).view(values.shape)
+    runs = (begins.cumsum(0) - 1).view(values.shape) if inverse else none
     lengths = torch.cat([positions[1:], positions.new_full((1,), flat.shape[0])]) - positions if counts else none
-    return ordered[positions], places, lengths
+    return flat[positions], runs, lengths

@@ -17,7 +17,13 @@ from torch import fx
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.recording import warning_watch
 from sidefx_train.compile.capture.recording.constant_folding import constant_value
-from sidefx_train.compile.capture.recording.counted_results import constant_count, count_of, with_count
+from sidefx_train.compile.capture.recording.counted_results import (
+    constant_count,
+    constant_results,
+    count_of,
+    with_contents,
+    with_count,
+)
 from sidefx_train.compile.capture.recording.eager_parity.bounded_draws import BOUNDED, draw
 from sidefx_train.compile.capture.recording.eager_parity.derivatives import (
     ProdDerivative,
@@ -238,6 +244,11 @@ class RepeatingMode(compat.RecordingMode):
         if not self.transformed and self._products.ends(func, args):
             with self:
                 return self._products.gradient(*args)
+        known = constant_results(self.graph_tracer, func, args, kwargs)
+        if known is not None:
+            with self:
+                made = tuple(map(with_contents, known))
+            return made if len(func._schema.returns) > 1 else made[0]
         counted = count_of(func, args, kwargs)
         if counted is not None:
             count = constant_count(self.graph_tracer, counted)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.generator_finalizers import HOLDERS, has_pending_finally
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
 from sidefx_train.compile.capture.shadows.containers.sets import SetRecord
@@ -143,6 +144,8 @@ def _taken_from(heap: ShadowTableAPI, record: Record) -> Iterator[Any]:
     elif safe_isinstance(record, (DictRecord, ListRecord, SetRecord)) and record.filled:
         kept = {id(known.real) for item in held_by(record.shadow) if (known := heap.record_of(item)) is not None}
         pairs = [(old, None) for old in held_by(record.real) if id(old) not in kept]
+    elif safe_isinstance(record, ListRecord):
+        pairs = [(record.real[compat.hint_of(place)], item) for place, item in record.placed]
     for old, new in pairs:
         known = heap.record_of(new) if new is not None else None
         if old is not new and (known is None or known.real is not old):

@@ -191,7 +191,10 @@ def _key(world: CaptureContext, keys: dict[Any, Any], key: Any) -> Any:
 
 def _list(record: ListRecord) -> list[Effect]:
     if not record.filled:
-        return [Effect("extend", record.base, None, record.appended, record.through)] if record.appended else []
+        changes = [Effect("set_item", record.base, TraceKey(place), item) for place, item in record.placed]
+        if record.appended:
+            changes.append(Effect("extend", record.base, None, record.appended, record.through))
+        return changes
     base: Any = list if safe_isinstance(record.shadow, list) else deque
     now, before = list(base.__iter__(record.shadow)), record.snapshot
     if len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True)):

@@ -6,6 +6,7 @@ import functools
 from collections import deque
 from typing import Any
 
+import numpy as np
 import torch
 
 from sidefx_train import torch_compat as compat
@@ -22,6 +23,7 @@ from sidefx_train.compile.capture.world.native_calls import (
     builtin_methods,
 )
 from sidefx_train.compile.capture.world.symbolic_numbers.scalar_tensors import host_value
+from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.errors import Unsupported
 
@@ -47,7 +49,14 @@ class Branches:
             if length is not None:
                 return bool(record.appended) or bool(length > 0)
         if safe_isinstance(value, DeferredValue):
+            condition = self.world.deferred_arrays.as_condition(value)
+            if condition is not None:
+                return self.truth(condition)
             self.heap.refuse("SFX106", "branches on a value that is known only after the step")
+        if type(value) is np.ndarray and self.world.random_draws.is_drawn(value):
+            decided = self.world.random_draws.derive(bool, (value,), {}, "bool")
+            if decided is not ABSENT:
+                return decided
         if type(value) is compat.FakeTensor:
             if self.world.functions.wanted((value,), {}):
                 return self.world.guarded(bool, (value,), {})

@@ -58,6 +58,7 @@ from sidefx_train.compile.capture.world.native_calls import (
 from sidefx_train.compile.capture.world.native_calls.argument_reads import ArgumentReads
 from sidefx_train.compile.capture.world.native_calls.class_creation import make_class, makes_class
 from sidefx_train.compile.capture.world.native_calls.ctc_lengths import as_tensors, takes_lengths
+from sidefx_train.compile.capture.world.random_draws import computes_arrays
 from sidefx_train.compile.capture.world.symbolic_numbers.scalar_tensors import host_value
 from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.library_modules import is_library
@@ -306,6 +307,8 @@ class Calls:
                 self.world.custom_functions.hook(node, fn.__name__, args[0], made)
         if safe_isinstance(made, STANDING):
             self._note_made(fn, args, made)
+        if type(made) is np.ndarray and computes_arrays(fn):
+            self.world.random_draws.note_made(made)
         if type(fn) in _ASKS:
             made = self.world.queries.note(fn, args, kwargs, made)
             for ask, given in compat.settings_of(fn):

@@ -144,13 +144,17 @@ class Interception:
         return ABSENT if handler is None else handler(self.world, args, kwargs)
 
     def _on_changing_array(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Refuses to interpret a library's function of an array whose contents change: it runs natively as a whole."""
-        if not self.world.specialization.changing_arrays or type(fn) is not types.FunctionType:
+        """Refuses to interpret a library's function of an array whose contents change, if that has stopped a capture:
+        it runs natively as a whole."""
+        spec = self.world.specialization
+        if not spec.changing_arrays or type(fn) is not types.FunctionType:
             return ABSENT
         for value in (*args, *kwargs.values()):
             record = self.heap.record_of(value) if type(value) is np.ndarray else None
             if safe_isinstance(record, ArrayRecord) and record.changes and is_library(fn.__module__ or ""):
-                record.fill()
+                self.world.array_functions.add(fn.__code__)
+                if fn.__code__ in spec.native_array_functions:
+                    record.fill()
         return ABSENT
 
     def _in_statistics(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

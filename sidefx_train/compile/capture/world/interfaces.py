@@ -35,6 +35,7 @@ class CaptureWorldAPI(CaptureContext):
     assumptions: dict[Location, None]
     branching: bool
     listed: bool
+    array_functions: set[types.CodeType]
     hooked: set[Any]
     mutated_after_graph: dict[int, str]
     tagged: dict[int, tuple[torch.Tensor, dict[str, None]]]

@@ -35,6 +35,7 @@ from sidefx_train.compile.capture.world.native_calls import (
 from sidefx_train.compile.capture.world.symbolic_numbers import number_subclasses
 from sidefx_train.compile.capture.world.symbolic_numbers.domain_errors import needs_values, operator_raises
 from sidefx_train.compile.common import interceptor_registry as registry
+from sidefx_train.compile.common.plain_values import CONTAINERS
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
 
@@ -96,6 +97,10 @@ class Operators:
                 if found is not ABSENT:
                     return found
                 self.heap.refuse("SFX106", f"computes {name} of a value that is known only after the step")
+        if name in _SUBSCRIPTS and safe_isinstance(first, dict) and not _decides(first, name):
+            key = builtin_methods.concrete_within(args[1])
+            if key is not args[1]:
+                return self.interp.call(builtin_methods.OPERATORS[name], (first, key, *args[2:]), {})
         if name == "contains" and type(args[1]) is torch.SymBool:
             return operators.contains(self.interp, first, builtin_methods.concrete(args[1]))
         if name == "contains" and type(args[1]) is torch.SymInt:
@@ -116,6 +121,14 @@ class Operators:
             item = record.at(args[1]) if type(args[1]) is int else record.at_changing(args[1])
             if item is not ABSENT:
                 return item
+        if (
+            name == "setitem"
+            and safe_isinstance(record, ListRecord)
+            and record.shadow is first
+            and type(args[1]) is torch.SymInt
+            and record.place_at(args[1], args[2])
+        ):
+            return None
         if name == "iadd" and _extends(record, args):
             args[0].extend(self.interp.iterate(args[1]))
             return first
@@ -168,7 +181,8 @@ class Operators:
                 args = builtin_methods.concrete_within(args)
             if not (name in ("getitem", "setitem") and safe_isinstance(first, (list, tuple, deque))):
                 return self.world.calls.run_native(builtin_methods.OPERATORS[name], args, {})
-        for value in args:
+        stores = name == "setitem" and type(first) in CONTAINERS
+        for value in args[:2] if stores else args:
             array = self.heap.by_shadow.get(id(value))
             if safe_isinstance(array, ArrayRecord) and array.shadow is value:
                 array.operate(name if value is first else "")
@@ -208,9 +222,12 @@ class Operators:
         if safe_isinstance(record, ArrayRecord) and record.shadow is args[0]:
             record.operate(name)
         self._touch_operands(name, args)
-        if name == "getitem" and type(args[1]) is torch.SymInt:
-            return self.world.computed_numbers.call(operator.getitem, args, {})
-        return ABSENT
+        if name != "getitem":
+            return ABSENT
+        found = (
+            self.world.computed_numbers.call(operator.getitem, args, {}) if type(args[1]) is torch.SymInt else ABSENT
+        )
+        return self.world.random_draws.at_changing(*args) if found is ABSENT else found
 
     def _as_index(self, index: Any) -> Any:
         """Returns a tensor for an array or a list of changing numbers that is an index, or part of one; else the index
@@ -220,6 +237,8 @@ class Operators:
         if type(index) is list and any(type(each) is torch.SymInt for each in index):
             numbers = all(type(each) is int or type(each) is torch.SymInt for each in index)
             return self.interp.call(torch.tensor, (index,), {}) if numbers else index
+        if type(index) is np.ndarray:
+            index = self.world.random_draws.copied(index)
         array = self.heap.record_of(index)
         if not safe_isinstance(array, ArrayRecord) or array.real.dtype != np.int64 or array.real.ndim != 1:
             return index
@@ -228,6 +247,9 @@ class Operators:
     def _numbers_of(self, index: Any) -> Any:
         """Returns an index with numbers in place of 0-dim tensors of integers, which C++ code takes for integers."""
         parts = index if type(index) is tuple else (index,)
+        if any(map(_has_bound, parts)):
+            parts = tuple(self._bounds_of(part) if _has_bound(part) else part for part in parts)
+            index = parts if type(index) is tuple else parts[0]
         if not any(map(_is_place, parts)) or not all(
             _is_place(part) or type(part) in symbolic_indexing.PLAIN for part in parts
         ):
@@ -236,6 +258,15 @@ class Operators:
             builtin_methods.convert_number(self.world, int, (part,)) if _is_place(part) else part for part in parts
         )
         return numbers if type(index) is tuple else numbers[0]
+
+    def _bounds_of(self, part: slice) -> slice:
+        bounds = (part.start, part.stop, part.step)
+        return slice(
+            *(
+                builtin_methods.convert_number(self.world, int, (bound,)) if _is_place(bound) else bound
+                for bound in bounds
+            )
+        )
 
     def _touch_operands(self, name: str, args: tuple[Any, ...]) -> None:
         if name in _UNIONS and type(args[0]) is dict:
@@ -322,6 +353,11 @@ def _with_nan(operands: tuple[Any, ...]) -> bool:
 def _is_place(value: Any) -> bool:
     """Returns True for a tensor that is an index like an integer."""
     return type(value) is compat.FakeTensor and value.dim() == 0 and value.dtype in _PLACES
+
+
+def _has_bound(part: Any) -> bool:
+    """Returns True for a slice with such a tensor among its bounds."""
+    return type(part) is slice and any(map(_is_place, (part.start, part.stop, part.step)))
 
 
 def _is_text(value: Any) -> bool:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import types
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.resume.resume_function import original
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import ListRecord
 from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord, array_shadow
@@ -57,6 +59,7 @@ class RandomDraws:
         values: the drawn numbers, in order; the entry draws its own into this list.
         reseeded: generators of torch that the step creates and seeds by numbers that change.
         of_torch: the numbers that torch draws on the CPU.
+        wants_early: instructions that make arrays which a generator shuffles, by code and index.
     """
 
     def __init__(self, world: CaptureWorldAPI) -> None:
@@ -67,6 +70,8 @@ class RandomDraws:
         self._ended = self._reads_arrays = False
         self.values: list[Any] = []
         self.reseeded: list[Reseeding] = []
+        self.wants_early: set[tuple[types.CodeType, int]] = set()
+        self._made: list[tuple[weakref.ref[Any], tuple[types.CodeType, int] | None]] = []
         self.of_torch = TorchDraws(world.heap, self.values, self._number)
 
     def end(self) -> None:
@@ -262,6 +267,9 @@ class RandomDraws:
         given = (*args, *kwargs.values())
         if self._world.branching:
             return ABSENT
+        early = self._heap.specialization.early_arrays
+        if early and self._instruction() in early:
+            return self.derive(fn, args, kwargs, trace_rules.describe(fn), always=True)
         if not any(map(self.is_drawn, given)) and not any(map(self.is_history, given)):
             for value in given:
                 if type(value) in (list, deque):  # it may not have been read
@@ -274,6 +282,15 @@ class RandomDraws:
             return ABSENT  # one capture for each length
         return self.derive(fn, args, kwargs, label)
 
+    def at_changing(self, array: Any, index: Any) -> Any:
+        """Returns the part of an array at an index with numbers that change (``table[step]``, ``table[i : i + 8]``),
+        looked up early; :data:`ABSENT` for any other index."""
+        numbers: list[Any] = []
+        places = _places_of(index, numbers)
+        if self._world.branching or not _changes(numbers):
+            return ABSENT
+        return self.derive(_item_at, (array, places, *numbers), {}, "numpy.ndarray.__getitem__")
+
     def write(self, function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
         """Writes to a drawn array early (``chances /= chances.sum()``): later calls read what it holds then.
 
@@ -285,12 +302,8 @@ class RandomDraws:
             False if that is not possible: the memory may be that of an outside array, or something has read it that
             comes after all early calls, such as a tensor.
         """
-        record = self._heap.record_of(args[0])
-        if self._world.branching or not self._is_early or self._reads_arrays:
-            return False
-        arrays = [each for each in self._heap.by_real.values() if safe_isinstance(each, ArrayRecord)]
-        shared = [each for each in arrays if record is not None and np.may_share_memory(each.real, record.real)]
-        if any(not self.holds(each.source) or each.tensor is not None or each.shown for each in shared):
+        shared = self._writable(args[0])
+        if shared is None:
             return False
         arguments = Arguments(self._world, self.holds)
         later = arguments.each(args)
@@ -308,6 +321,48 @@ class RandomDraws:
             each.refresh()
         return True
 
+    def draw_into(self, function: Callable[..., Any], generator: Any, array: Any) -> bool:
+        """Calls a method of a generator that writes to a drawn array (``shuffle``) early; returns False as
+        :meth:`write` does."""
+        shared = self._writable(array)
+        if shared is None or self.call(function, (generator, array), {}) is ABSENT:
+            return False
+        for each in shared:
+            each.refresh()
+        return True
+
+    def copied(self, array: Any) -> Any:
+        """Returns a copy of a drawn array that the step may write to later, or the array itself."""
+        if not self._heap.specialization.early_arrays or not self.is_drawn(array):
+            return array
+        copy = self.derive(np.copy, (array,), {}, "numpy.copy")
+        return array if copy is ABSENT else copy
+
+    def _writable(self, array: Any) -> list[ArrayRecord] | None:
+        """Returns the arrays over the memory of one that an early call may write to; ``None`` if none may."""
+        record = self._heap.record_of(array)
+        if self._world.branching or not self._is_early or self._reads_arrays:
+            return None
+        arrays = [each for each in self._heap.by_real.values() if safe_isinstance(each, ArrayRecord)]
+        shared = [each for each in arrays if record is not None and np.may_share_memory(each.real, record.real)]
+        if any(not self.holds(each.source) or each.tensor is not None or each.shown for each in shared):
+            return None
+        return shared
+
+    def note_made(self, array: Any) -> None:
+        """Remembers which instruction has made an array of constants."""
+        self._made.append((weakref.ref(array), self._instruction()))
+
+    def want_early(self, array: Any) -> None:
+        """Notes that the step draws into an array that it has made of constants, or into a view of one."""
+        over = [one for one in (array, array.base) if type(one) is np.ndarray]
+        made = [place for each, place in self._made if place is not None and any(each() is one for one in over)]
+        self.wants_early.update({*made} - self._heap.specialization.early_arrays)
+
+    def _instruction(self) -> tuple[types.CodeType, int] | None:
+        frame = self._world.interp.current_frame
+        return None if frame is None else original(frame.info.code, frame.pc - 1)
+
     def is_history(self, value: Any) -> bool:
         """Returns True for a list of numbers that changes; the step has read nothing of it but single items."""
         record = self._heap.record_of(value) if type(value) in (list, deque) else None
@@ -319,14 +374,22 @@ class RandomDraws:
             return ABSENT
         return self.derive(fn, args, kwargs, trace_rules.describe(fn))
 
-    def derive(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], label: str) -> Any:
-        """Computes ``function(*args)`` of drawn arrays and numbers early, too; :data:`ABSENT` if the result is nothing
-        that the step can use."""
+    def derive(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        label: str,
+        *,
+        always: bool = False,
+    ) -> Any:
+        """Computes ``function(*args)`` of drawn arrays and numbers early, too, or of constants with ``always``;
+        :data:`ABSENT` if the result is nothing that the step can use."""
         if not self._is_early:
             return ABSENT
         arguments = Arguments(self._world, self.holds)
         later, later_by_name = arguments.each(args), arguments.named(kwargs)
-        if arguments.unknown or not arguments.changes:
+        if arguments.unknown or not (arguments.changes or always):
             return ABSENT
         try:
             with compat.real_world():
@@ -366,6 +429,33 @@ class RandomDraws:
     def _reads_changing_shape(self, label: str) -> bool:
         """Returns True if an earlier capture looked at the shape of the array that comes next, and it has changed."""
         return f"{_name(label, len(self.values) + 1)}.shape" in self._heap.specialization.symbolic_numbers
+
+
+def _places_of(index: Any, numbers: list[Any]) -> Any:
+    """Returns an index as plain values, in which strings stand for its numbers; these are appended in order."""
+    if type(index) in (int, torch.SymInt):
+        numbers.append(index)
+        return "number"
+    if type(index) is slice:
+        return ("slice", *(_places_of(bound, numbers) for bound in (index.start, index.stop, index.step)))
+    if type(index) in (tuple, list):
+        return (type(index).__name__, *(_places_of(each, numbers) for each in index))
+    if index is None or index is Ellipsis:
+        return index
+    numbers.append(index)  # an array, or what no early call takes
+    return "number"
+
+
+def _item_at(array: Any, places: Any, *numbers: Any) -> Any:
+    return array[_index(places, iter(numbers))]
+
+
+def _index(places: Any, numbers: Iterator[Any]) -> Any:
+    if type(places) is not tuple:
+        return next(numbers) if places == "number" else places
+    kind, *parts = places
+    made = [_index(part, numbers) for part in parts]
+    return slice(*made) if kind == "slice" else tuple(made) if kind == "tuple" else made
 
 
 def _name(label: str, number: int) -> str:

@@ -98,6 +98,7 @@ class TraceWorld(CaptureWorldAPI):
         branching: a branch of ``torch.cond`` is being interpreted.
         closures_given: an operator that is called gets the tensors of its functions' closures as operands in eager.
         listed: numbers of a tensor were listed by ``tolist``.
+        array_functions: code of library functions that got an array whose contents change.
         assumptions: locations of assumed conditions.
         writes: operations that write to tensors.
         inference: inference mode contexts that the step has entered.
@@ -193,6 +194,7 @@ class TraceWorld(CaptureWorldAPI):
         self.branching = False
         self.closures_given = False
         self.listed = False
+        self.array_functions: set[types.CodeType] = set()
         self.assumptions: dict[Location, None] = {}
         self.inference: list[Any] = []
         self.reentering_classes: dict[type, type] = {}

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from sidefx_train.compile.capture.shadows.containers.sets import insertion, wide, wide_set
+from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
 from sidefx_train.compile.common.plain_values import (
     base_container,
     bounds_of,
@@ -132,11 +133,67 @@ def _fill_container(rebuilder: Reconstruction, name: str, value: Any) -> None:
 
 
 def new_array(rebuilder: Reconstruction, value: np.ndarray[Any, Any]) -> str:
-    """Returns a copy of a NumPy array of the step: what it was computed from is guarded."""
-    if value.dtype.hasobject or not (value.flags.owndata and value.flags.writeable):
-        rebuilder.refuse("SFX104", "cannot rebuild a NumPy array created in the step: a view, or of objects")
-    contents = rebuilder.constant(value.copy(order="K"), "array")
-    return rebuilder.remember(value, f"{contents}.copy('K')")
+    """Returns a copy of a NumPy array of the step: what it was computed from is guarded. A view is one of the copy of
+    the array that owns its memory, or of the outside array."""
+    if value.dtype.hasobject:
+        rebuilder.refuse("SFX104", "cannot rebuild a NumPy array of objects created in the step")
+    if type(value.base) is np.ndarray:
+        return _array_view(rebuilder, value, value.base)
+    contents = value.copy(order="K")
+    if not value.flags.owndata or contents.strides != value.strides:
+        rebuilder.refuse("SFX104", "cannot rebuild a NumPy array created in the step, over memory of something else")
+    made = rebuilder.remember(value, f"{rebuilder.constant(contents, 'array')}.copy('K')")
+    if not value.flags.writeable:
+        rebuilder.write(f"{made}.setflags(write=False)")
+    return made
+
+
+def _array_view(rebuilder: Reconstruction, value: np.ndarray[Any, Any], base: np.ndarray[Any, Any]) -> str:
+    record = rebuilder.world.heap.record_of(base)
+    layout = (_address(value) - _address(base), value.dtype, value.shape, value.strides)
+    if safe_isinstance(record, ArrayRecord):
+        if not record.is_laid_out:
+            rebuilder.refuse("SFX104", "cannot rebuild a view of a NumPy array from outside, which has gaps")
+        real = record.real
+    else:
+        real = base
+    try:
+        array_view(real, *layout)
+    except (TypeError, ValueError):
+        rebuilder.refuse("SFX104", "cannot rebuild a view of a NumPy array, which has gaps")
+    made = rebuilder.remember(
+        value,
+        f"{rebuilder.constant(array_view)}({rebuilder.expression(base)}, *{rebuilder.constant(layout, 'layout')})",
+    )
+    if record is None and not value.flags.writeable:
+        rebuilder.write(f"{made}.setflags(write=False)")
+    return made
+
+
+def array_view(
+    base: np.ndarray[Any, Any], offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...]
+) -> np.ndarray[Any, Any]:
+    """Returns an array over part of the memory of another.
+
+    Args:
+        base: the other array.
+        offset: bytes from its first element.
+        dtype: dtype of the elements.
+        shape: sizes.
+        strides: bytes between elements.
+
+    Raises:
+        TypeError: the memory that ``base`` is a part of has gaps.
+        ValueError: the memory is too small, or has gaps.
+    """
+    owner = base
+    while type(owner.base) is np.ndarray:
+        owner = owner.base
+    return np.ndarray(shape, dtype, owner, offset + _address(base) - _address(owner), strides)  # type: ignore[arg-type]
+
+
+def _address(array: np.ndarray[Any, Any]) -> int:
+    return array.__array_interface__["data"][0]  # type: ignore[no-any-return]
 
 
 def new_slice(rebuilder: Reconstruction, value: slice) -> str:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import types
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.frame_objects import Place
-from sidefx_train.compile.capture.shadows.deferred_values import DeferredArray, DeferredCall, DeferredValue, TraceKey
+from sidefx_train.compile.capture.shadows.deferred_values import (
+    DeferredArray,
+    DeferredCall,
+    DeferredValue,
+    TensorSnapshot,
+    TraceKey,
+)
 from sidefx_train.compile.common import interceptor_registry as registry
+from sidefx_train.compile.common.plain_values import bounds_of, is_plain
 from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
 from sidefx_train.compile.residual.reconstruct.functions import bound_method, keywords
 from sidefx_train.compile.residual.reconstruct.reconstruction import Reconstruction
@@ -20,12 +28,24 @@ def call(
     rebuilder: Reconstruction, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place | None = None
 ) -> str:
     """Returns code for a call; with a place, the call is made on behalf of the user's line there."""
-    with rebuilder.reading():
+    reads = not all(map(_is_value, (*args, *kwargs.values())))
+    with rebuilder.reading() if reads else nullcontext():  # a container that is still to be filled may hold the result
         parts = [*map(rebuilder.expression, args), *keywords(rebuilder, kwargs)]
     called = _called(rebuilder, fn)
     if place is not None:
         parts, called = [called, *parts], rebuilder.constant(place, "place")
     return f"{called}({', '.join(parts)})"
+
+
+def _is_value(value: Any) -> bool:
+    """Returns True for what contains nothing that is filled in later."""
+    if safe_isinstance(value, DeferredValue):
+        return all(map(_is_value, (*value.args, *value.kwargs.values())))
+    if type(value) is tuple:
+        return all(map(_is_value, value))
+    if type(value) is slice:
+        return all(map(_is_value, bounds_of(value)))
+    return is_plain(value) or safe_isinstance(value, (torch.Tensor, TensorSnapshot, *compat.SYMBOLS))
 
 
 def write_call(rebuilder: Reconstruction, deferred: DeferredCall) -> None:

@@ -74,6 +74,30 @@ def _over_array(world: TraceWorld, fn: Any, args: tuple[Any, ...], kwargs: dict[
     return world.guarded(fn, (_tensor_over(world, record), *args[1:]), rest)
 
 
+@registry.intercept(torch.from_dlpack, torch.utils.dlpack.from_dlpack)
+def _from_dlpack(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Makes a tensor over the memory of an array that may be written to: NumPy does not hand out others."""
+    array = args[0] if len(args) == 1 and not kwargs else None
+    if type(array) is np.ndarray and array.size and array.dtype.byteorder in "=|":
+        record = world.heap.record_of(array)
+        if record.real.flags.writeable if safe_isinstance(record, ArrayRecord) else array.flags.writeable:
+            return world.interp.call(torch.from_numpy, (array,), {})
+    return world.heap.refuse("SFX104", "torch.from_dlpack of an object whose memory the capture cannot follow")
+
+
+@registry.intercept(torch.frombuffer)
+def _frombuffer(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Makes a tensor over all the memory of an array with elements of the same type."""
+    array = args[0] if len(args) == 1 and kwargs.keys() == {"dtype"} else None
+    if type(array) is np.ndarray and array.size and array.ndim and array.flags.c_contiguous:
+        record = world.heap.record_of(array)
+        if not safe_isinstance(record, ArrayRecord) or (record.is_laid_out and record.real.flags.writeable):
+            made = world.interp.call(torch.from_numpy, (array,), {})
+            if made.dtype is kwargs["dtype"]:
+                return world.guarded(torch.Tensor.view, (made, -1), {})
+    return world.heap.refuse("SFX104", "torch.frombuffer over memory that the capture cannot follow")
+
+
 @registry.intercept(torch.as_tensor)
 def _as_tensor(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return _over_array(world, torch.as_tensor, args, kwargs, "data")
@@ -86,6 +110,8 @@ def _asarray(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 @registry.intercept(torch.tensor)
 def _tensor(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if args and type(args[0]) is np.ndarray:
+        args = (world.random_draws.copied(args[0]), *args[1:])
     record = _record(world, args, kwargs, "data")
     array = _made(world, args, kwargs, "data")
     if array is not None:  # a constant of the graph must not share its memory

@@ -12,7 +12,7 @@ from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.source import Pick, Source
 from sidefx_train.compile.capture.guards.symbol_guards import CONDITION_NAMES
 from sidefx_train.compile.capture.shadows.records import InstanceRecord, Record
-from sidefx_train.compile.common.plain_values import base_of, stored_entries
+from sidefx_train.compile.common.plain_values import base_of, is_plain, stored_entries
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
 
@@ -28,15 +28,26 @@ _MOST_SHORTER = 10
 """Limit of items of such a part for a list that has fewer: each length is captured."""
 
 
-class ListRecord(Record):
-    """A list or deque. Until something reads it, the shadow contains only what the step appended."""
+_PICKED = (list, dict, tuple, float, torch.Tensor)
+"""Classes of items that another call may find replaced; they are guarded as far as they are read."""
 
-    NOTES = ("filled", "snapshot")
+
+class ListRecord(Record):
+    """A list or deque. Until something reads it, the shadow contains only what the step appended.
+
+    Attributes:
+        filled: all items were read.
+        snapshot: the items as they were read.
+        placed: items that the step has written to an unread list at indices that change, in order.
+    """
+
+    NOTES = ("filled", "snapshot", "placed")
 
     def __init__(self, heap: ShadowTableAPI, real: Any, shadow: Any, source: Source, base: Source) -> None:
         super().__init__(heap, real, shadow, source, base)
         self.filled = False
         self.snapshot: list[Any] = []
+        self.placed: list[tuple[Any, Any]] = []
         self._picked: dict[str, Source] = {}
 
     def fill(self) -> None:
@@ -54,9 +65,12 @@ class ListRecord(Record):
         for index, item in enumerate(list(base.__iter__(self.real))):
             base.append(self.shadow, self.heap.shadow(item, self.heap.sources.item(self.base, index)))
         self.snapshot = list(base.__iter__(self.shadow))
+        for place, item in self.placed:
+            self.shadow[int(place)] = item
         base.extend(self.shadow, tail)
 
     def reset(self) -> None:
+        self.placed = []
         base = list if safe_isinstance(self.shadow, list) else deque
         base.clear(self.shadow)
         base.extend(self.shadow, self.snapshot)
@@ -64,7 +78,7 @@ class ListRecord(Record):
     def at(self, index: int) -> Any:
         """Returns the item at an index without reading the others; :data:`ABSENT` if that is not possible, or if the
         index counts from the start of a list that does not grow."""
-        if self.filled or not self.plain or type(self.real) not in (list, deque):
+        if self.filled or self.placed or not self.plain or type(self.real) not in (list, deque):
             return ABSENT
         bound = self.real.maxlen if type(self.real) is deque else None
         if index >= 0:
@@ -89,6 +103,11 @@ class ListRecord(Record):
         """
         if self.filled or not self.plain or type(self.real) not in (list, deque):
             return ABSENT
+        if self.placed:
+            index = index + self.length() if index < 0 else index
+            for place, item in reversed(self.placed):
+                if index == place:
+                    return item
         if self.shadow:  # the step appended items, and a full deque has dropped others for them
             before = self.heap.length(len(self.real), self._length_source)
             appended = len(self.shadow)
@@ -96,19 +115,34 @@ class ListRecord(Record):
                 index = index + torch.sym_max(before + appended - self.real.maxlen, 0)
             if not 0 <= index < before:
                 return self.shadow[int(index - before)] if index >= before else ABSENT
+        found, picked = self._pick(index)
+        if type(found) not in _PICKED or picked is None:
+            return ABSENT
+        return self.heap.shadow(found, picked)
+
+    def place_at(self, index: torch.SymInt, item: Any) -> bool:
+        """Writes an item at an index that the step computes from changing numbers, without reading the others; returns
+        False if that is not possible."""
+        if self.filled or self.shadow or not self.plain or type(self.real) is not list:
+            return False
+        found, picked = self._pick(index)
+        if picked is None or not (type(found) in _PICKED or is_plain(found)) or not 0 <= index < self.length():
+            return False
+        self.placed.append((index, item))
+        return True
+
+    def _pick(self, index: torch.SymInt) -> tuple[Any, Source | None]:
+        """Returns the item at an index that the prologue can compute, and where it is found at each call."""
         known = {compat.symbol_name(number): (source, real) for number, source, real in self.heap.numbers}
         names = compat.symbol_names(index)
         if not names or not all(name in known and type(known[name][1]) is int for name in names):
-            return ABSENT
+            return None, None
         if not compat.has_integers_only(index):  # sympy computes with floats less exactly
-            return ABSENT
+            return None, None
         code = compat.python_source(index.node.expr)
         pick = Pick(code, {name: known[name][0] for name in names}, CONDITION_NAMES)
         found = pick(self.real, *(known[name][1] for name in names))
-        if type(found) not in (list, dict, tuple, float, torch.Tensor):
-            return ABSENT
-        source = self._picked.setdefault(pick.label, self.heap.sources.picked(self.base, pick))
-        return self.heap.shadow(found, source)
+        return found, self._picked.setdefault(pick.label, self.heap.sources.picked(self.base, pick))
 
     def length(self) -> Any:
         """Returns the length, symbolic for one that changes; ``None`` if all items must be read for it."""
@@ -126,7 +160,7 @@ class ListRecord(Record):
         """Returns the first or last items of a list that grows (``history[-10:]``) without reading the others;
         :data:`ABSENT` if that is not possible, or if there are fewer."""
         start, stop, step = bounds.start, bounds.stop, bounds.step
-        if not self.grows or not self.plain or type(self.real) is not list or step not in (None, 1):
+        if not self.grows or self.placed or not self.plain or type(self.real) is not list or step not in (None, 1):
             return ABSENT
         if type(start) is int and start < 0 and stop is None:
             places = range(start, 0)
@@ -147,7 +181,7 @@ class ListRecord(Record):
     @property
     def holds_changing_numbers(self) -> bool:
         """Returns True for an unread list or deque of numbers of which some, or how many they are, have changed."""
-        if self.filled or not self.plain or type(self.real) not in (list, deque):
+        if self.filled or self.placed or not self.plain or type(self.real) not in (list, deque):
             return False
         label, spec = self.base.label, self.heap.specialization
         changed = label in spec.unbounded_lists or label in spec.changed_lengths

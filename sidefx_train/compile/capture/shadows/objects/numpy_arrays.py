@@ -78,6 +78,11 @@ class ArrayRecord(Record):
         """True if its contents have changed since an earlier capture."""
         return self.source.label in self.heap.specialization.changing_arrays
 
+    @property
+    def is_laid_out(self) -> bool:
+        """True if the elements of the shadow are as far apart as the array's."""
+        return self._contents.strides == self.real.strides
+
     def fill(self) -> None:
         if self.drawn:
             self.heap.refuse("SFX103", f"reads {self.source.label}, an array of numbers that differ at every call")

@@ -17,7 +17,7 @@ import torch
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.frame_objects import Place
-from sidefx_train.compile.capture.shadows.deferred_values import DeferredArray, DeferredValue
+from sidefx_train.compile.capture.shadows.deferred_values import DeferredArray, DeferredValue, TensorSnapshot
 from sidefx_train.compile.capture.world.deferred import deferred_warnings
 from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.library_modules import is_library
@@ -47,6 +47,9 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "neg", "pos", "abs", "invert")
     + ("and_", "or_", "xor", "eq", "ne", "lt", "le", "gt", "ge")
 }
+_COMPARISONS = frozenset((operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne))
+_COMPARES = int(np.__version__.partition(".")[0]) >= 2
+"""True if NumPy compares in the precision of the array, as torch does."""
 _IN_PLACE = {f"i{name.rstrip('_')}": name for name in _OPERATORS}
 _MAY_RAISE = frozenset({"truediv", "floordiv", "mod", "pow"})
 """Operators that raise for some of Python's own numbers."""
@@ -197,6 +200,30 @@ class DeferredArrays:
         exact = all(map(_is_exact, given))
         named = {name: self._now(value) for name, value in kwargs.items()}
         return DeferredArray(fn, tuple(map(self._now, args)), named, sample, exact, place=place)
+
+    def as_condition(self, value: Any) -> torch.Tensor | None:
+        """Returns the tensor of a comparison of a number in an array with a Python number, as NumPy computes it;
+        ``None`` for any other value."""
+        if type(value) is not DeferredArray or value.fn not in _COMPARISONS or len(value.args) != 2 or not _COMPARES:
+            return None
+        tensors = [self._tensor_of(each) for each in value.args]
+        numbers = [type(each) in (int, float, torch.SymFloat) for each in value.args]
+        if [each is None for each in tensors] != numbers or sum(numbers) != 1:
+            return None
+        given = [each if made is None else made for each, made in zip(value.args, tensors, strict=True)]
+        with torch.no_grad():
+            made = self._world.guarded(value.fn, tuple(given), {})
+        return made if safe_isinstance(made, torch.Tensor) else None
+
+    def _tensor_of(self, value: Any) -> torch.Tensor | None:
+        """Returns the tensor of one float over whose memory an array is, if nothing has written to it since."""
+        if type(value) is not DeferredArray or value.fn is not torch.Tensor.numpy or value.sample.ndim:
+            return None
+        held = value.args[0]
+        if type(held) is TensorSnapshot:
+            held = held.fake if len(self._world.writes.to(held.fake)) == held.writes else None
+        known = type(held) is compat.FakeTensor and held.dtype in (torch.float32, torch.float64)
+        return held if known else None
 
     def _is_operand(self, value: Any) -> bool:
         if type(value) is DeferredArray:

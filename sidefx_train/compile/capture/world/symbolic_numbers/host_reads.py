@@ -68,7 +68,8 @@ class HostReads:
             if type(node.target) in compat.OPERATORS:
                 args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: each.meta.get("val"))
                 counted = count_of(node.target, args, kwargs)
-                if counted is not None and self._counted(counted) is not None:
+                asked = [each for each in node.all_input_nodes if counted and each.meta.get("val") is counted.tensor]
+                if counted is not None and self._counted(counted, asked[0]) is not None:
                     return True
         return False
 
@@ -85,7 +86,8 @@ class HostReads:
         """Returns the number of elements of a result whose size depends on contents; ``None`` in the same cases."""
         if not self._world.specialization.reads_inputs or not self.allowed:
             return None
-        found = self._counted(counted)
+        tracer = self._world.tracer
+        found = self._counted(counted, tracer.node_of(counted.tensor)) if tracer.has_node(counted.tensor) else None
         return None if found is None else self._element(found[0], 0, found[1][0])
 
     def listed(self, tensor: torch.Tensor) -> list[Any] | None:
@@ -95,7 +97,7 @@ class HostReads:
         if tensor.is_floating_point() and tensor.numel() > 1:  # they rarely are sizes, and no guard should want each
             return None
         found = self._program(tensor)
-        if found is None:
+        if found is None or math.prod(map(int, tensor.shape)) != len(found[1]):  # guards the sizes
             return None
         source, values = found
         return [self._element(source, position, value) for position, value in enumerate(values)]
@@ -112,18 +114,16 @@ class HostReads:
         return heap.length(value, item)
 
     def _is_small(self, tensor: torch.Tensor) -> bool:
-        if not all(type(size) is int for size in tensor.shape) or not 0 < tensor.numel() <= _MOST_LISTED:
+        sizes = [compat.hint_of(size) if type(size) is torch.SymInt else size for size in tensor.shape]
+        if None in sizes or not 0 < math.prod(sizes) <= _MOST_LISTED:
             return False
         return not tensor.dtype.is_complex and self._world.tracer.has_node(tensor)
 
     def _program(self, tensor: torch.Tensor) -> tuple[Source, list[Any]] | None:
         return self._of_node(self._world.tracer.node_of(tensor))
 
-    def _counted(self, counted: Count) -> tuple[Source, list[Any]] | None:
-        tracer = self._world.tracer
-        if not tracer.has_node(counted.tensor):
-            return None
-        node = tracer.node_of(counted.tensor)
+    def _counted(self, counted: Count, node: fx.Node) -> tuple[Source, list[Any]] | None:
+        """Returns the source of the number of elements of a result, which depends on a node's tensor, and its value."""
         written = ProgramWriter(self._world).of([node])
         if written is None:
             return None

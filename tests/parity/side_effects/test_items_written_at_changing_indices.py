@@ -1,0 +1,153 @@
+"""Items that a step writes to outside lists at an index that changes: other items are not read."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import sidefx_train
+from tests.support.parity import Program, parity
+
+ROWS, WIDTH, PLACES = 4, 4, 8
+
+
+class ImagePool:
+    """Past images, as GANs keep them for their discriminators."""
+
+    def __init__(self, size):
+        self.size, self.count, self.images = size, 0, []
+
+    def query(self, images):
+        returned = []
+        for image in images:
+            image = torch.unsqueeze(image.data, 0)
+            if self.count < self.size:
+                self.count += 1
+                self.images.append(image)
+                returned.append(image)
+            elif random.uniform(0, 1) > 0.5:
+                place = random.randint(0, self.size - 1)
+                kept = self.images[place].clone()
+                self.images[place] = image
+                returned.append(kept)
+            else:
+                returned.append(image)
+        return torch.cat(returned, 0)
+
+
+class Net:
+    def __init__(self, kept) -> None:
+        self.layer = torch.nn.Linear(WIDTH, WIDTH)
+        self.optimizer = torch.optim.SGD(self.layer.parameters(), lr=0.05)
+        self.kept = kept
+
+
+def pools(net, x):
+    return sum(net.layer(pool.query(net.layer(x[:1]))).square().mean() for pool in net.kept)
+
+
+def batch_of_two(net, x):
+    return net.layer(net.kept[0].query(net.layer(x[:2]))).square().mean()
+
+
+def moving_average(net, x):
+    place = random.randint(0, PLACES - 1)
+    net.kept[place] = net.kept[place] * 0.9 + x * 0.1
+    net.kept[place] = net.kept[place] + 1
+    return net.layer(net.kept[place]).square().mean()
+
+
+def two_places(net, x):
+    a, b = random.randint(0, PLACES - 1), random.randint(0, PLACES - 1)
+    net.kept[a] = x
+    y = net.kept[b]
+    net.kept[b] = x + 1
+    return net.layer(y + net.kept[a]).square().mean()
+
+
+def from_the_end(net, x):
+    place = random.randint(0, PLACES - 1)
+    net.kept[place] = x
+    return net.layer(net.kept[place - PLACES]).square().mean() * len(net.kept)
+
+
+def outside_of_it(net, x):
+    try:
+        net.kept[random.randint(0, PLACES)] = x
+    except IndexError:
+        return net.layer(x).mean() * 2
+    return net.layer(x).mean()
+
+
+def all_read_after(net, x):
+    net.kept[random.randint(0, 3)] = x
+    return net.layer(torch.stack(net.kept)).square().mean()
+
+
+def ring(net, x):
+    memory = net.kept[0]
+    memory.items[memory.place] = (x, x.sum())
+    memory.place = (memory.place + 1) % PLACES
+    memory.count = min(memory.count + 1, PLACES)
+    drawn = [memory.items[random.randrange(memory.count)] for _ in range(2)]
+    return net.layer(torch.stack([a for a, _ in drawn])).square().mean() + sum(b for _, b in drawn) * 0.1
+
+
+def tensors():
+    return [torch.full((ROWS, WIDTH), float(place)) for place in range(PLACES)]
+
+
+STEPS = {
+    pools: (lambda: [ImagePool(PLACES), ImagePool(PLACES)], 7),
+    batch_of_two: (lambda: [ImagePool(PLACES)], 9),
+    moving_average: (tensors, 1),
+    two_places: (tensors, 4),
+    from_the_end: (tensors, 1),
+    outside_of_it: (tensors, 3),
+    all_read_after: (tensors, 5),
+    ring: (lambda: [SimpleNamespace(items=[None] * PLACES, place=0, count=0)], 7),
+}
+
+
+@pytest.mark.parametrize("body", STEPS, ids=lambda body: body.__name__)
+def test_written_items(body):
+    make_kept, captures = STEPS[body]
+
+    def make() -> Program:
+        net = Net(make_kept())
+        random.seed(3)
+
+        def step(x):
+            loss = body(net, x)
+            loss.backward()
+            net.optimizer.step()
+            net.optimizer.zero_grad()
+            return loss.detach()
+
+        held = [vars(each) if hasattr(each, "__dict__") else each for each in net.kept]
+        return Program(step, lambda index: (torch.randn(ROWS, WIDTH),), (net.layer, net.optimizer, net.kept, held))
+
+    report = parity(make, steps=60, captures=captures)
+    assert not report.breaks
+
+
+def test_an_item_is_not_written_if_the_step_fails():
+    kept = [torch.zeros(2) for _ in range(4)]
+
+    def step(x, place):
+        kept[place] = x
+        return torch.nn.functional.embedding(x.long(), torch.ones(3, 2))
+
+    run = sidefx_train.compile(step, backend="eager")
+    for place in (0, 1, 2):
+        run(torch.tensor([1.0, 2.0]), place)
+    before = list(kept)
+    with pytest.raises(IndexError):
+        run(torch.tensor([1.0, 7.0]), 3)
+    assert all(a is b for a, b in zip(kept[:3], before, strict=False)) and kept[3].tolist() == [
+        1.0,
+        7.0,
+    ]  # eager writes the item before the lookup

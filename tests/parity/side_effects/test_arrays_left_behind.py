@@ -117,7 +117,9 @@ def test_arrays_of_a_library_that_change():
     assert len(run.report().captures) <= 4
 
 
-@pytest.mark.parametrize("compare", [lambda k, t: k > t, lambda k, t: t >= k, lambda k, t: k != t], ids=str)
+@pytest.mark.parametrize(
+    "compare", [lambda k, t: k > t, lambda k, t: t >= k, lambda k, t: k != t], ids=["less", "at_least", "other"]
+)
 def test_compared_with_a_number(compare):
     """A number in an array over a tensor, and the array in a list that is still alive where the step ends in parts."""
     losses = []

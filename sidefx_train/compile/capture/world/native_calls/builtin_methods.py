@@ -201,7 +201,9 @@ def class_view_operator(world: Any, name: str, args: tuple[Any, ...]) -> Any:
 
 
 def concrete(value: Any) -> Any:
-    """Returns a symbolic number's value, guarded, for hashing or C code."""
+    """Returns a symbolic number's value, guarded, for hashing or C code; ragged sizes have none and are hashed so."""
+    if compat.is_ragged_size(value):
+        return value
     if safe_isinstance(value, (torch.SymInt, torch.SymFloat)):
         plain = int(value) if safe_isinstance(value, torch.SymInt) else float(value)
         kind = compat.numpy_class(value)

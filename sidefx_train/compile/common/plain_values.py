@@ -141,7 +141,9 @@ def is_structure(cls: Any) -> bool:
 
 
 maxlen_of = vars(deque)["maxlen"].__get__
+"""Returns the ``maxlen`` of a deque; runs no ``__getattribute__`` of its class."""
 factory_of = vars(defaultdict)["default_factory"].__get__
+"""Returns the ``default_factory`` of a defaultdict; runs no ``__getattribute__`` of its class."""
 
 
 def empty_like(real: Any) -> Any:

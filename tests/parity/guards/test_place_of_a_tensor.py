@@ -61,12 +61,12 @@ READS: dict[str, tuple[Any, Any, Any]] = {
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize("read", READS)
-def test_it_is_guarded(read, turned):
+def test_it_is_guarded(read, backwards):
     ask, *makers = READS[read]
     step = sidefx_train.compile(lambda t: (ask(t), t.detach() * 2), backend="eager")
-    for make in (makers[::-1] if turned else makers) * 2:
+    for make in (makers[::-1] if backwards else makers) * 2:
         tensor = make()
         answer, doubled = step(tensor)
         assert answer == ask(tensor) and torch.equal(doubled, tensor.detach() * 2)

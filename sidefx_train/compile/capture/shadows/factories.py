@@ -70,9 +70,8 @@ _NO_DEFAULTS = frozenset({list, dict, OrderedDict, deque, set})
 
 def tuple_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
     """Returns a tuple of shadows, or the tuple itself if it contains only plain unchanging values."""
-    changes = source.label in heap.specialization.symbolic_numbers or any(
-        type(item) is float for item in tuple.__iter__(real)
-    )
+    has_float = any(type(item) is float for item in tuple.__iter__(real))
+    changes = has_float or source.label in heap.specialization.symbolic_numbers
     if is_plain(real) and not changes:
         heap.guard("equal", source, real)
         return real

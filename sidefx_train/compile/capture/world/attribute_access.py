@@ -327,9 +327,9 @@ class Attributes:
             record.look(name)
         if shows_copy(name, obj):
             self.heap.refuse("SFX104", f"reads .{name} of a NumPy array from outside")
-        if record is not None and name.startswith(_SAVED) and safe_isinstance(obj, torch.autograd.graph.Node):
-            self.heap.refuse("SFX111", f"reads {name} of a node in an autograd graph from before the step")
-        if name in _OF_OUTSIDE_NODES and record is None and self._is_of_history(obj):
+        if safe_isinstance(obj, torch.autograd.graph.Node) and (
+            name.startswith(_SAVED) if record is not None else name in _OF_OUTSIDE_NODES and self._is_of_history(obj)
+        ):
             self.heap.refuse("SFX111", f"reads {name} of a node in an autograd graph from before the step")
         if name in _PLACE and safe_isinstance(record, TensorRecord):
             self._placed(record, name)
@@ -363,12 +363,10 @@ class Attributes:
             self.heap.guard("equal", sources.call(sources.const(ask, f"{cls.__qualname__}.__flags__")), ask())
         return cls.__flags__
 
-    def _is_of_history(self, obj: Any) -> bool:
+    def _is_of_history(self, node: torch.autograd.graph.Node) -> bool:
         """Returns True for the node that stands for the history of a tensor from outside."""
-        if not safe_isinstance(obj, torch.autograd.graph.Node):
-            return False
         records = (record for records in self.heap.in_memory.values() for record in records)
-        return any(record.edge is not None and record.edge.node is obj for record in records)
+        return any(record.edge is not None and record.edge.node is node for record in records)
 
     def _placed(self, record: TensorRecord, name: str) -> None:
         """Guards an attribute of a tensor from outside that differs between tensors of equal metadata."""

@@ -64,8 +64,8 @@ class Equal(Kind):
     def python_test(self, writer: Writer, guard: Guard) -> str:
         value = writer.value(guard.source)
         expected = writer.constant(guard.value, guard.source.label)
-        several = issubclass(type(guard.value), (tuple, frozenset, *SHOWN_EXACTLY, np.generic))
-        if several and not is_simple(guard.value):  # equal ones can be told apart
+        inexact = issubclass(type(guard.value), (tuple, frozenset, *SHOWN_EXACTLY, np.generic))
+        if inexact and not is_simple(guard.value):  # equal values of these types need not be the same
             return f"not {writer.constant(same_value)}({value}, {expected})"
         # The class first: what is there now may be a tensor, or compare itself in Python.
         return f"type({value}) is not {writer.constant(type(guard.value))} or {value} != {expected}"

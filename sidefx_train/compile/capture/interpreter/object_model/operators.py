@@ -378,11 +378,11 @@ def getitem(interp: InterpreterAPI, obj: Any, key: Any) -> Any:
         return call_special(interp, method, obj, (key,))
     if issubclass(type(obj), dict) and type(obj) is not dict and interp.type_of(obj) is type(obj):
         missing = special(interp, obj, "__missing__")
-        if missing is not ABSENT and not interp.world.native_call(dict.__contains__, (obj, key), {}):
-            return call_special(interp, missing, obj, (key,))
         factory = getattr(obj, "default_factory", None) if issubclass(type(obj), defaultdict) else None
-        held = missing is ABSENT and factory is not None and interp.world.native_call(dict.__contains__, (obj, key), {})
-        if missing is ABSENT and factory is not None and not held:
+        makes = missing is not ABSENT or factory is not None
+        if makes and not interp.world.native_call(dict.__contains__, (obj, key), {}):
+            if missing is not ABSENT:
+                return call_special(interp, missing, obj, (key,))
             value = interp.call(factory, (), {})
             setitem(interp, obj, key, value)
             return value

@@ -140,8 +140,7 @@ def _run(
         world.touch(value)
     tensors = [roots] if safe_isinstance(roots, torch.Tensor) else list(roots)
     nodes = graph_nodes([t.grad_fn for t in tensors if safe_isinstance(t, torch.Tensor) and t.grad_fn is not None])
-    records = [record for record in world.heap.by_real.values() if safe_isinstance(record, TensorRecord)]
-    if any(record.edge is not None and record.edge.node in nodes for record in records):
+    if any(record.edge.node in nodes for record in world.heap.outside_nodes.values()):
         world.heap.refuse("SFX112", "runs backward through an autograd graph from before the step")
     if accumulates:
         leaves = _leaves(tensors, nodes)

@@ -197,7 +197,10 @@ def check(source: str, backend: str = "aot_eager", close: bool = False) -> Outco
         warnings.simplefilter("ignore")
         eager, captured = _World(source, None), _World(source, backend)
         for index in range(CALLS):
-            _compare(eager.call(), captured.call(), f"call {index}", close)
+            want = eager.call()
+            if any("INTERNAL ASSERT" in part.get("forbidden", "") for part in want.values() if isinstance(part, dict)):
+                break  # a fault of torch's own
+            _compare(want, captured.call(), f"call {index}", close)
     report = captured.compiled.report()
     reasons = tuple(f"{item.code} {item.reason}" for item in report.breaks + report.fallbacks)
     internal = [reason for reason in reasons if reason.startswith(("SFX204", "SFX205"))]

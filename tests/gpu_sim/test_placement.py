@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import torch
+from torch.nn import functional as F
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.specialization import Specialization
 from sidefx_train.compile.functionalization.functionalize import functionalize
 from sidefx_train.compile.gpu.section import why_not
-from sidefx_train.compile.gpu.simulation import place, stay_on_cpu
+from sidefx_train.compile.gpu.simulation import SimulatedStep, place, stay_on_cpu
 from sidefx_train.compile.graph.artifacts import TracedGraph
 from sidefx_train.compile.pipeline.capture_step import capture
+from sidefx_train.config import CompileConfig
 from tests.support.parity import batches, classifier, mlp
 
 
@@ -101,3 +103,21 @@ def test_numbers_that_the_host_puts_into_tensors_are_put_there_on_the_device():
         functional = functionalize(place(graph, on_cpu=names), tensor_scalars=True)
     assert not why_not(functional, functional.module.graph), functional.module
     assert [name for _, name, _ in functional.counters], "the runner sets the counter"
+
+
+def test_a_result_keeps_the_strides_that_its_backward_expects():
+    """A batch norm of a view has other strides on a GPU; its result is read by a backward of its own."""
+    w = torch.randn(6, requires_grad=True)
+
+    def step(x):
+        normed = F.batch_norm(x.transpose(1, 2), None, None, w, None, True).transpose(1, 2)
+        return F.relu(normed)
+
+    x = torch.randn(4, 5, 6, requires_grad=True)
+    want = step(x)
+    compiled = SimulatedStep(step, CompileConfig(verify=0, on_failure="raise"))
+    have = compiled(x)
+    assert have.stride() == want.stride()
+    gradients = [torch.autograd.grad(made.square().sum(), (x, w)) for made in (have, want)]
+    for mine, eager in zip(*gradients, strict=True):
+        torch.testing.assert_close(mine, eager, rtol=1e-5, atol=1e-5)

@@ -36,7 +36,11 @@ def unfilled(func: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
     if not func._schema.is_mutable:
         return []
     outs = [kwargs.get(argument.name) for argument in func._schema.arguments if argument.is_out]
-    return [out for out in outs if isinstance(out, torch.Tensor) and any(type(n) is int and n == 0 for n in out.shape)]
+    return [out for out in outs if isinstance(out, torch.Tensor) and _is_empty(out)]
+
+
+def _is_empty(t: torch.Tensor) -> bool:
+    return any(type(n) is int and n == 0 for n in t.shape)
 
 
 def lay_out_filled(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], filled: list[torch.Tensor]) -> None:
@@ -52,6 +56,21 @@ def lay_out_filled(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], fil
     for out in filled:
         if out.shape == made.shape and out.stride() != made.stride():
             compat.set_strides(out, made.stride())
+
+
+def stays_empty(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], filled: list[torch.Tensor]) -> bool:
+    """Returns True if the fake kernel may have left such a tensor as it was, although the operator resizes it."""
+    if not any(map(_is_empty, filled)):
+        return False
+    names = [argument.name for argument in func._schema.arguments if argument.is_out]
+    new = without_outs(func)
+    if new is None:  # unknown
+        return True
+    with compat.no_recording(), torch.no_grad():
+        made = new(*args, **{name: arg for name, arg in kwargs.items() if name not in names})
+    results = made if isinstance(made, (list, tuple)) else (made,)
+    pairs = zip((kwargs.get(name) for name in names), results, strict=False)
+    return any(isinstance(out, torch.Tensor) and out.shape != result.shape for out, result in pairs)
 
 
 def without_outs(func: Any) -> Any:

@@ -71,3 +71,32 @@ def test_it_is_guarded(read, backwards):
         answer, doubled = step(tensor)
         assert answer == ask(tensor) and torch.equal(doubled, tensor.detach() * 2)
     assert step.report().replays == 4, step.report()
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda x: type(x.grad_fn).__name__,
+        lambda x: x.grad_fn.__class__.__name__,
+        lambda x: repr(x.grad_fn).split()[0],
+        lambda x: f"{x.grad_fn}".split()[0],
+        lambda x: "Mul" in str(type(x.grad_fn)),
+        lambda x: type((x + 1).grad_fn.next_functions[0][0]).__name__,
+        lambda x: type(x.grad_fn) is type((x * 2).grad_fn),
+        lambda x: isinstance(x.grad_fn, torch.autograd.graph.Node),
+        lambda x: hasattr(x.grad_fn, "_saved_result"),
+        lambda x: x.grad_fn.metadata,
+    ],
+    ids=["type", "class", "repr", "format", "text of the type", "next", "same type", "isinstance", "saved", "metadata"],
+)
+def test_a_node_from_before_the_step_is_what_eager_sees(ask):
+    """Regression: its class was that of the node which stands for it in the capture."""
+
+    def step(x):
+        return ask(x), x.sum()
+
+    compiled = sidefx_train.compile(step, backend="eager", warmup="now", keep_slower=True)
+    w = torch.ones(3, requires_grad=True)
+    for make in (lambda: w * 2, lambda: w + 1, lambda: w * 3, lambda: w.exp(), lambda: (w * 2)[1:]):
+        x = make()
+        assert compiled(x)[0] == step(x)[0]

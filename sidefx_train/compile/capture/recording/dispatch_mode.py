@@ -7,6 +7,7 @@ uses. A state is a position in the step's sequence of draws.
 
 from __future__ import annotations
 
+import functools
 import operator
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -42,7 +43,7 @@ from sidefx_train.compile.capture.recording.number_probes import Probes
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.thread_warnings import no_warnings
 from sidefx_train.compile.graph.artifacts import CALLED, DERIVED, FORWARD, HIDDEN_FROM_AUTOGRAD, LINE, NO_GRAD
-from sidefx_train.compile.graph.kernel_strides import has_other_strides, lay_out, lay_out_filled, unfilled
+from sidefx_train.compile.graph.kernel_strides import has_other_strides, lay_out, lay_out_filled, stays_empty, unfilled
 from sidefx_train.errors import Location, Unsupported
 
 if TYPE_CHECKING:
@@ -69,6 +70,13 @@ _DEPENDS_ON_CONTENTS = frozenset(
     + (aten._unique2.default, aten.unique_dim.default, aten.unique_consecutive.default)
 )
 """Operators whose result's value or size fake tensors remember."""
+
+
+@functools.cache
+def _fills_several(func: Any) -> bool:
+    """Returns True for an operator overload that writes several ``out`` tensors."""
+    schema = getattr(func, "_schema", None)
+    return schema is not None and sum(argument.is_out for argument in schema.arguments) > 1
 
 
 class RandomState:
@@ -223,6 +231,8 @@ class RepeatingMode(compat.RecordingMode):
         made = self._trace(func, types, args, named)
         self._lay_out(func, args, named, made)
         if empty:
+            if stays_empty(func, args, named, empty):
+                raise Unsupported("SFX108", f"{func} resizes an empty tensor, and its fake kernel does not")
             lay_out_filled(func, args, named, empty)
         if len(empty) == 1 and isinstance(made, torch.Tensor):
             for fake_value in (made, self._node(func).meta["val"]):
@@ -327,7 +337,10 @@ class RepeatingMode(compat.RecordingMode):
             self._forget_constants((args, kwargs))
         since = self.graph_tracer.last_node() if wanted else None
         # Eager does not run a fake kernel: warnings of its Python code are none of the program's.
-        with nullcontext() if compat.is_torchs(func) else no_warnings():
+        quiet = nullcontext() if compat.is_torchs(func) else no_warnings()
+        # torch's cache of fake results forgets the sizes that such an operator gives its ``out`` tensors.
+        fresh = compat.uncached(self.graph_tracer.fake_mode) if _fills_several(func) else nullcontext()
+        with quiet, fresh:
             made = super().__torch_dispatch__(func, types, args, kwargs)
         if since is not None:
             self.probes.replace(numbers, since)

@@ -26,6 +26,7 @@ class GraphRecorder(Protocol):
 
     graph: fx.Graph
     tracer: Any
+    fake_mode: Any
     memory: StorageHandler | None
     stop: Unsupported | None
     locate: Callable[[], Location | None]

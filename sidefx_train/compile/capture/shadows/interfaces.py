@@ -48,6 +48,7 @@ class ShadowTableAPI(GuardRecorder, ABC):
     by_real: dict[int, Any]
     by_shadow: dict[int, Any]
     in_memory: dict[int, list[Any]]
+    outside_nodes: dict[int, Any]
     leaves: list[Any]
     accumulators: list[Any]
     sizes: list[tuple[Any, Source]]

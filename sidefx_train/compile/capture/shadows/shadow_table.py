@@ -155,6 +155,7 @@ class ShadowTable(ShadowTableAPI):
         self.by_real: dict[int, Record] = {}
         self.by_shadow: dict[int, Record] = {}
         self.in_memory: dict[int, list[TensorRecord]] = {}
+        self.outside_nodes: dict[int, TensorRecord] = {}  # by id of the node that stands for a tensor's history
         self.leaves: list[TensorRecord] = []  # tensors whose gradients may be accumulated
         self.accumulators: list[Any] = []  # hooked nodes of shadows
         self.cells: dict[int, CellRecord] = {}

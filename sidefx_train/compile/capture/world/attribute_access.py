@@ -59,8 +59,8 @@ _HIDDEN_OF_WRAPPERS = frozenset({"__dict__", "_version", "data"})
 _PLACE = frozenset({"_base", "output_nr"})
 """Attributes of a tensor that tell where it comes from, and that no other guard compares."""
 
-_OF_OUTSIDE_NODES = frozenset({"next_functions", "name"})
-"""Attributes of an autograd node that the one in the capture does not share."""
+_OF_ALL_NODES = frozenset({"__class__", "__doc__", "__hash__", "__eq__", "__ne__", "register_hook", "register_prehook"})
+"""Attributes of an autograd node that one which stands for it in the capture shares; hooks are refused when called."""
 
 _HISTORY = frozenset({"grad", "grad_fn", "is_leaf", "_base", "_is_view", "retains_grad"})
 """Attributes of a tensor that tell how autograd knows it."""
@@ -119,6 +119,8 @@ class Attributes:
         of_numpy = compat.numpy_class(obj)
         if of_numpy is not None:
             return of_numpy
+        if id(obj) in self.heap.outside_nodes:
+            return self._type_of_outside(self.heap.outside_nodes[id(obj)])
         return obj.cls if issubclass(cls, NativeIterator) else _SHOWN_TYPES.get(cls, cls)
 
     def class_attr(self, cls: type, name: str) -> Any:
@@ -328,7 +330,9 @@ class Attributes:
         if shows_copy(name, obj):
             self.heap.refuse("SFX104", f"reads .{name} of a NumPy array from outside")
         if safe_isinstance(obj, torch.autograd.graph.Node) and (
-            name.startswith(_SAVED) if record is not None else name in _OF_OUTSIDE_NODES and self._is_of_history(obj)
+            name.startswith(_SAVED)
+            if record is not None
+            else id(obj) in self.heap.outside_nodes and name not in _OF_ALL_NODES
         ):
             self.heap.refuse("SFX111", f"reads {name} of a node in an autograd graph from before the step")
         if name in _PLACE and safe_isinstance(record, TensorRecord):
@@ -363,10 +367,11 @@ class Attributes:
             self.heap.guard("equal", sources.call(sources.const(ask, f"{cls.__qualname__}.__flags__")), ask())
         return cls.__flags__
 
-    def _is_of_history(self, node: torch.autograd.graph.Node) -> bool:
-        """Returns True for the node that stands for the history of a tensor from outside."""
-        records = (record for records in self.heap.in_memory.values() for record in records)
-        return any(record.edge is not None and record.edge.node is node for record in records)
+    def _type_of_outside(self, record: TensorRecord) -> type:
+        """Returns the class of the node whose place another one takes in the capture, guarded."""
+        cls = type(record.real.grad_fn)
+        self.heap.guard("type", self.heap.sources.slot(record.base, "grad_fn"), cls)
+        return cls
 
     def _placed(self, record: TensorRecord, name: str) -> None:
         """Guards an attribute of a tensor from outside that differs between tensors of equal metadata."""

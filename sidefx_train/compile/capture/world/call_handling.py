@@ -29,7 +29,6 @@ from sidefx_train.compile.capture.shadows.objects.numpy_arrays import (
     writes_unasked,
 )
 from sidefx_train.compile.capture.shadows.objects.tensors import PLAIN_TENSORS
-from sidefx_train.compile.capture.shadows.records import TensorRecord
 from sidefx_train.compile.capture.world.deferred import deferred_warnings
 from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
 from sidefx_train.compile.capture.world.native_call_facts import (
@@ -144,7 +143,7 @@ class Calls:
         if answer is not ABSENT:
             return answer
         python_conversions.refuse_arrays(self.world, fn, args)
-        python_conversions.guard_printing(self.world, fn, (*args, *kwargs.values()))
+        python_conversions.check_printing(self.world, fn, (*args, *kwargs.values()))
         if not torch_call and writes_unasked(fn, args):
             self.heap.refuse("SFX104", f"{trace_rules.describe(fn)} writes into a NumPy array")
         if not torch_call and shows_copy(attribute_of(fn, "__name__", ""), *args, *kwargs.values()):
@@ -334,10 +333,9 @@ class Calls:
 
     def _watch_from_outside(self, name: str, owner: Any) -> None:
         """Handles ``retain_grad`` and hooks on an outside autograd graph: a backward after this graph runs them."""
-        records = [r for r in self.heap.by_real.values() if safe_isinstance(r, TensorRecord) and r.edge is not None]
-        if name == "retain_grad" and any(record.shadow is owner for record in records):
+        if name == "retain_grad" and any(record.shadow is owner for record in self.heap.outside_nodes.values()):
             self.world.defer(torch.Tensor.retain_grad, (owner,), {})
-        elif any(record.edge.node is owner for record in records):
+        elif id(owner) in self.heap.outside_nodes:
             self.heap.refuse("SFX111", "registers a hook in an autograd graph from before the step")
 
     def run_native(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -86,6 +86,8 @@ class _Placement:
     def run(self, examples: list[Any]) -> fx.GraphModule:
         given = iter(examples)
         for node in self.traced.module.graph.nodes:
+            if node.op == "output":
+                self._keep_layouts(node)
             made = self.graph.node_copy(node, self.nodes.__getitem__)
             made.meta = dict(node.meta)
             self.nodes[node] = made
@@ -96,6 +98,22 @@ class _Placement:
             elif node.op == "call_function":
                 self._call(made)
         return compat.late_module(self.traced.module, self.graph)
+
+    def _keep_layouts(self, output: fx.Node) -> None:
+        """Copies the results to the strides that the capture recorded: a backward of its own was traced with them."""
+        for node in output.all_input_nodes:
+            before, now = node.meta.get("val"), self.values[self.nodes[node]]
+            if not isinstance(before, torch.Tensor) or not isinstance(now, torch.Tensor):
+                continue
+            if before.layout != torch.strided or before.stride() == now.stride() or before.shape != now.shape:
+                continue
+            named = {"dtype": now.dtype, "device": now.device}
+            empty = self.graph.call_function(
+                torch.ops.aten.empty_strided.default, (before.shape, before.stride()), named
+            )
+            self._call(empty)
+            self.nodes[node] = self.graph.call_function(torch.ops.aten.copy.default, (empty, self.nodes[node]))
+            self._call(self.nodes[node])
 
     def _describe(self, node: fx.Node, value: Any) -> None:
         self.values[node] = value

@@ -92,6 +92,8 @@ def tensor_shadow(heap: ShadowTableAPI, real: torch.Tensor, source: Source) -> A
     record = TensorRecord(heap, real, fake, place, kind)
     heap.register(record)
     heap.in_memory.setdefault(compat.storage_address(real), []).append(record)
+    if record.edge is not None:
+        heap.outside_nodes[id(record.edge.node)] = record
     if not real.is_leaf:
         heap.guard("is", heap.sources.slot(place, "is_leaf"), False)
         heap.guard("equal", heap.sources.slot(place, "retains_grad"), real.retains_grad)

@@ -93,12 +93,16 @@ def refuse_arrays(world: CaptureContext, fn: Any, args: tuple[Any, ...]) -> None
 _REPORTS = frozenset({"call", "log", "print"})
 
 
-def guard_printing(world: CaptureContext, fn: Any, args: tuple[Any, ...]) -> None:
-    """Guards how NumPy prints arrays if C code is about to make text of one."""
-    if attribute_of(fn, "__name__", "").strip("_") in _MAKES_TEXT:
-        values = (attribute_of(fn, "__self__"), *args)
-        if any(safe_isinstance(leaf, (np.ndarray, np.generic)) for value in values for leaf in inside(value)):
-            world.context.guard_numpy_printing()
+def check_printing(world: CaptureContext, fn: Any, args: tuple[Any, ...]) -> None:
+    """Guards how NumPy prints arrays if C code is about to make text of one; refuses text of an outside autograd node,
+    whose class and address are others in the capture."""
+    if attribute_of(fn, "__name__", "").strip("_") not in _MAKES_TEXT:
+        return
+    leaves = [leaf for value in (attribute_of(fn, "__self__"), *args) for leaf in inside(value)]
+    if any(safe_isinstance(leaf, (np.ndarray, np.generic)) for leaf in leaves):
+        world.context.guard_numpy_printing()
+    if world.heap.outside_nodes and any(id(leaf) in world.heap.outside_nodes for leaf in leaves):
+        world.heap.refuse("SFX111", "makes text of a node in an autograd graph from before the step")
 
 
 _MAKES_TEXT = frozenset(

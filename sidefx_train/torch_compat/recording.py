@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -280,10 +281,55 @@ def tracked_pairs(tracer: PythonKeyTracer) -> list[tuple[fx.Node, torch.Tensor]]
     return [(held.proxy.node, fake) for fake, held in tracer.tensor_tracker.items()]
 
 
+class _WrittenComplex(complex):
+    """A complex argument whose Python literal has another value: ``-0j``, ``nan+0j``."""
+
+    def __repr__(self) -> str:
+        return f"complex(float('{self.real}'), float('{self.imag}'))"
+
+
+def _as_written(value: Any) -> Any:
+    if type(value) is not complex:
+        return value
+    exact = all(math.isfinite(part) and (part or math.copysign(1, part) > 0) for part in (value.real, value.imag))
+    return value if exact else _WrittenComplex(value)
+
+
+def _complex_arguments(nodes: Any) -> list[fx.Node]:
+    """Returns the nodes with a complex number among their arguments."""
+    found = []
+    for node in nodes:
+        given: list[Any] = []
+        fx.node.map_aggregate((node.args, node.kwargs), given.append)
+        if complex in map(type, given):
+            found.append(node)
+    return found
+
+
+class _ExactCode(fx.CodeGen):
+    """Writes complex arguments so that their code has their value.
+
+    Upstream: arguments are written by ``repr``, and a literal has no negative zero part and no infinity. Seen in torch
+    2.13.
+    """
+
+    def _gen_python_code(self, nodes: Any, *args: Any, **kwargs: Any) -> Any:
+        before = {node: (node.args, node.kwargs) for node in _complex_arguments(nodes)}
+        for node in before:
+            node.args, node.kwargs = fx.node.map_aggregate((node.args, node.kwargs), _as_written)
+        try:
+            return super()._gen_python_code(nodes, *args, **kwargs)
+        finally:
+            for node, (given, named) in before.items():
+                node.args, node.kwargs = given, named
+
+
 def late_module(root: Any, graph: fx.Graph) -> fx.GraphModule:
     """Returns a module whose code is generated only when it is read or run."""
     from torch.fx._lazy_graph_module import _LazyGraphModule
 
+    if _complex_arguments(graph.nodes):
+        graph.set_codegen(_ExactCode())
     return _LazyGraphModule(root, graph)
 
 

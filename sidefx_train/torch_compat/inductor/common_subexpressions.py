@@ -23,6 +23,16 @@ class _NegativeZero(float):
     """-0.0 as an argument that differs from 0.0: torch compares arguments by type and value."""
 
 
+class _ExactComplex(complex):
+    """A complex argument with a zero part, which differs from the one with the other zero."""
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is _ExactComplex and repr(self) == repr(other)
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+
 def without_common_subexpressions(module: fx.GraphModule) -> fx.GraphModule:
     """Returns a copy of a functional graph in which equal operations on equal arguments are one."""
     from torch._functorch.compile_utils import fx_graph_cse
@@ -56,7 +66,7 @@ def _distinct_zeros(graph: fx.Graph) -> Iterator[None]:
     Upstream: ``torch.full((2,), 0.0)`` and ``torch.full((2,), -0.0)`` are one, so ``1 / x`` of the second is positive.
     Seen in torch 2.13.
     """
-    _map_numbers(graph, lambda value: _NegativeZero(value) if _is_negative_zero(value) else value, _is_negative_zero)
+    _map_numbers(graph, _marked, _has_signed_zero)
     try:
         yield
     finally:
@@ -64,15 +74,27 @@ def _distinct_zeros(graph: fx.Graph) -> Iterator[None]:
 
 
 def _restore_zeros(graph: fx.Graph) -> None:
-    _map_numbers(graph, lambda value: float(value) if _is_marked(value) else value, _is_marked)
+    _map_numbers(graph, _plain, lambda value: type(value) in _PLAIN)
 
 
-def _is_negative_zero(value: Any) -> bool:
+_PLAIN: dict[type, type] = {_NegativeZero: float, _ExactComplex: complex}
+
+
+def _plain(value: Any) -> Any:
+    return _PLAIN[type(value)](value) if type(value) in _PLAIN else value
+
+
+def _marked(value: Any) -> Any:
+    if not _has_signed_zero(value):
+        return value
+    return _NegativeZero(value) if type(value) is float else _ExactComplex(value)
+
+
+def _has_signed_zero(value: Any) -> bool:
+    """Returns True for -0.0, and for a complex number with a zero of either sign."""
+    if type(value) is complex:
+        return 0 in (value.real, value.imag)
     return type(value) is float and value == 0 and math.copysign(1, value) < 0
-
-
-def _is_marked(value: Any) -> bool:
-    return type(value) is _NegativeZero
 
 
 def _map_numbers(graph: fx.Graph, change: Any, concerns: Any) -> None:

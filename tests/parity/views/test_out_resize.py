@@ -134,3 +134,20 @@ def test_every_empty_output_of_an_operator_with_several_is_filled(name, empty):
         for have, want in zip(compiled(square, b, *mine), step(square, b, *eager), strict=True):
             assert have[0] == want[0] and torch.equal(have[1], want[1]) and have[1].stride() == want[1].stride()
         assert all(map(torch.equal, mine, eager))
+
+
+@pytest.mark.parametrize("size", [(0,), (3,), (1,)])
+def test_operators_that_write_no_fake_output_write_it(size):
+    """Regression: ``matrix_rank`` resized the output and wrote nothing to it; its memory was that of another tensor."""
+
+    def step(square, out):
+        return torch.linalg.matrix_rank(square, out=out), out * 2
+
+    compiled = sidefx_train.compile(step, backend="eager", warmup="now")
+    for rank in (2, 3):
+        outs = [torch.full(size, 7) for _ in range(2)]
+        square = torch.eye(4)[:, :rank] @ torch.ones(rank, 4).triu()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            have, want = compiled(square, outs[0]), step(square, outs[1])
+        assert all(map(torch.equal, have, want)) and torch.equal(*outs) and have[0] is outs[0]

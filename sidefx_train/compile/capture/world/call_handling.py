@@ -289,12 +289,13 @@ class Calls:
         Some of its composite operators do not write ``out`` if tensors are not plain.
         """
         into = kwargs.get("out")
-        before = into._version if safe_isinstance(into, torch.Tensor) else 0
+        memory = self.heap.memory
+        before = memory.mark(into) if safe_isinstance(into, torch.Tensor) else (0, 0)
         if takes_lengths(fn):
             args, kwargs = as_tensors(self.interp.call, args, kwargs)
         made = self.guarded(fn, args, kwargs)
         others = type(fn) in compat.OPERATORS and not compat.is_torchs(fn)  # they take no call without it
-        if safe_isinstance(into, torch.Tensor) and into._version == before and not others:
+        if safe_isinstance(into, torch.Tensor) and memory.only_resized(into, before) and not others:
             return into.copy_(self.guarded(fn, args, {name: v for name, v in kwargs.items() if name != "out"}))
         return made
 

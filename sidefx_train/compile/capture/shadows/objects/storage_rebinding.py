@@ -48,6 +48,7 @@ class StorageRebinding:
         self.count = 0
         self.warn: Callable[[str], None] | None = None
         self._resized: dict[int, torch.Tensor] = {}
+        self._grown: dict[int, int] = {}  # number of writes to a tensor when its storage grew
         self._replaced: list[TensorRecord] = []
 
     def assign(self, tensor: torch.Tensor, value: Any) -> None:
@@ -154,7 +155,21 @@ class StorageRebinding:
         memory[: whole.numel()].copy_(whole)
         self._give(tensor, memory.view(size), "calls resize_")
         self._resized[id(tensor)] = memory
+        self._grown[id(tensor)] = len(self.heap.tracer.writes.to(tensor))
         return tensor
+
+    def mark(self, tensor: torch.Tensor) -> tuple[int, int]:
+        """Returns how many storages were replaced and how often that of a tensor was written, for
+        :meth:`only_resized`."""
+        return self.count, len(self.heap.tracer.writes.to(tensor))
+
+    def only_resized(self, tensor: torch.Tensor, mark: tuple[int, int]) -> bool:
+        """Returns True if nothing has written to a tensor since then, or since it was given a larger storage."""
+        count, before = mark
+        writes = self.heap.tracer.writes.to(tensor)
+        if self.count != count:
+            return self._grown.get(id(tensor)) == len(writes)
+        return all(torch.Tag.inplace_view in getattr(node.target, "tags", ()) for node in writes[before:])
 
     def _alone(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns a flat view of a tensor's storage, which no other tensor may share."""

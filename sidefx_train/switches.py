@@ -61,6 +61,7 @@ CORRECTNESS = {
     "rows_of_their_own": "rows that one tile computes are not kept in a buffer of one row",
     "masked_reads": "on a GPU, padding is filled in where its kernel computes what is padded",
     "zero_products": "products with 0 are computed: NaN stays NaN",
+    "zero_sums": "sums with 0.0 are computed: -0.0 becomes 0.0",
     "small_arguments": "expm1 and atanh of vectors keep the digits of small numbers",
     "index_arrays": "indices that a store has taken out of a vector are used behind it only",
 }

@@ -17,13 +17,14 @@ seen.
 | ``rows_of_their_own`` | a buffer of one row is shared by the rows of a tile | 2.11 to 2.13 |
 | ``masked_reads`` | on a GPU, padding has values of its neighbors | 2.13 |
 | ``zero_products`` | ``x * 0`` is 0 where ``x`` is NaN or infinite | 2.13 |
+| ``zero_sums`` | ``x + zeros`` (from 2.14 on ``x + 0``) is -0.0 where ``x`` is | 2.13 to 2.15 |
 | ``small_arguments`` | ``atanh`` (in 2.13 ``expm1``) of vectors loses the digits of small numbers | 2.13 to 2.15 |
 | ``index_arrays`` | loads use an array that a store behind them creates: C++ that cannot be compiled | 2.13 |
 | (always on) | two draws with equal arguments, such as ``torch.normal``, are one; so are 0.0 and -0.0 | 2.13 |
 | (always on) | the interpreter's recursion limit is raised for good | 2.13 |
 
 Arguments that its patterns ignore are written out by ``compile/backend/passes/inductor_workarounds.py``.
-What CSE merges is in ``common_subexpressions.py``.
+What CSE merges is in ``common_subexpressions.py``, arithmetic with zero in ``zero_arithmetic.py``.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ import torch
 from torch import fx
 
 from sidefx_train.switches import enabled
-from sidefx_train.torch_compat.inductor.patching import replaced, setting
+from sidefx_train.torch_compat.inductor.patching import hidden, replaced, setting
+from sidefx_train.torch_compat.inductor.zero_arithmetic import zero_products_computed, zero_sums_computed
 from sidefx_train.torch_compat.op_overloads import holder_of
 
 _IN_FORMAT_OF_ARGUMENT = frozenset(
@@ -374,21 +376,12 @@ def _hiding(find: Callable[[fx.Graph], list[fx.Node]]) -> Callable[[Callable[...
 
     def without_them(before: Callable[..., Any]) -> Callable[..., Any]:
         def remove_noop_ops(graph: fx.Graph) -> None:
-            targets = {node: node.target for node in find(graph)}
-            for node in targets:
-                node.target = _kept
-            before(graph)
-            for node, target in targets.items():
-                node.target = target
+            with hidden(find(graph)):
+                before(graph)
 
         return remove_noop_ops
 
     return without_them
-
-
-def _kept(*args: Any, **kwargs: Any) -> Any:
-    """Stands for the target of an operation that a pass must leave alone."""
-    raise AssertionError("a pass calls an operation that is hidden from it")
 
 
 def _viewed(node: Any) -> Any:
@@ -476,19 +469,6 @@ def padding_draws_apart() -> Iterator[None]:
     from torch._inductor.fx_passes import pad_mm
 
     with replaced(pad_mm, "torch", _DrawsApart):
-        yield
-
-
-@contextmanager
-def zero_products_computed() -> Iterator[None]:
-    """Computes products with the integer 0.
-
-    Upstream: they are replaced by zeros, so that a NaN is lost: in ``loss + 0 * unused.sum()``, or in ``softshrink``,
-    whose decomposition multiplies by 0 to keep it. Seen with ``torch.compile`` in torch 2.13.
-    """
-    from torch._inductor.fx_passes import joint_graph
-
-    with replaced(joint_graph.UniformValueConstantFolder, "_add_peephole_patterns", lambda before: lambda folder: None):
         yield
 
 
@@ -615,6 +595,7 @@ _MENDED: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "rows_of_their_own": local_buffers_hold_one_row,
     "masked_reads": masked_reads_filled,
     "zero_products": zero_products_computed,
+    "zero_sums": zero_sums_computed,
     "small_arguments": small_arguments_kept,
     "index_arrays": index_arrays_where_created,
 }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from torch import fx
 
 
 @contextmanager
@@ -34,3 +36,21 @@ def setting(place: Any, name: str, value: Any) -> Iterator[None]:
             delattr(place, name)
         else:
             setattr(place, name, before)
+
+
+@contextmanager
+def hidden(nodes: Iterable[fx.Node]) -> Iterator[None]:
+    """Context in which nodes have a target that no pass looks for."""
+    targets = {node: node.target for node in nodes}
+    for node in targets:
+        node.target = _kept
+    try:
+        yield
+    finally:
+        for node, target in targets.items():
+            node.target = target
+
+
+def _kept(*args: Any, **kwargs: Any) -> Any:
+    """Stands for the target of an operation that a pass must leave alone."""
+    raise AssertionError("a pass calls an operation that is hidden from it")

@@ -37,8 +37,11 @@ def test_zeros_of_either_sign_in_one_kernel():
         zero = -(x * 0).abs()
         filled = torch.full((3,), 0.0), torch.full((3,), -0.0)
         masked = x.masked_fill(x > 0, 0.0), x.masked_fill(x > 0, -0.0)
+        zeros = torch.zeros(3), torch.tensor(0.0), torch.full((3,), -0.0)
+        sums = [each for made in zeros for each in (zero + made, made + zero, zero - made)] + [zero + 0, zero - -0.0]
         return [
-            1 / value for value in (zero + 0.0, zero + -0.0, *filled, *masked, torch.tensor(-0.0), torch.tensor(0.0))
+            1 / value
+            for value in (zero + 0.0, zero + -0.0, *filled, *masked, torch.tensor(-0.0), torch.tensor(0.0), *sums)
         ]
 
     step = sidefx_train.compile(program, fullgraph=True, verify=0)

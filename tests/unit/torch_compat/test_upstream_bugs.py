@@ -183,6 +183,11 @@ def product_with_the_number_zero(x):
     return (x.log() * 0).sum().isnan() + x
 
 
+def negative_zero_and_zero(x):
+    zero = -(x * 0).abs()
+    return torch.copysign(torch.ones_like(x), zero + torch.zeros_like(x)), torch.copysign(x, zero - torch.zeros(16))
+
+
 def exponential_of_a_small_number(x):
     return torch.expm1(x * 1e-9).abs().log(), torch.atanh(x * 1e-9).abs().log()
 
@@ -230,9 +235,10 @@ BUGS = (
     Bug("results_own_storage", product_with_one, ((4, 6),), since=(2, 14)),
     Bug("results_own_storage", copy_of_a_written_part, ((2, 5),), since=(2, 11)),
     Bug("results_own_storage", copy_of_written_rows, ((4, 5),), since=(2, 11)),
-    Bug("copies_for_writes", inputs_that_are_exchanged, ((4,), (4,), (4,))),
+    Bug("copies_for_writes", inputs_that_are_exchanged, ((4,), (4,), (4,)), until=(2, 15)),
     Bug("rows_of_their_own", rows_share_a_buffer, ((1, 12, 3),), since=(2, 11), until=(2, 14)),
     Bug("zero_products", product_with_the_number_zero, ((8, 16),), until=(2, 14)),
+    Bug("zero_sums", negative_zero_and_zero, ((8, 16),)),
     Bug("small_arguments", exponential_of_a_small_number, ((8, 16),)),
     Bug("index_arrays", indices_for_a_store_and_a_load, ((5, 5),), (torch.arange(25).view(5, 5) // 5,)),
     Bug("masked_reads", padding_of_a_sum, ((4, 8),), until=(2, 14), on_gpu=True),

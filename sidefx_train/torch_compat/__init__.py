@@ -164,6 +164,7 @@ from sidefx_train.torch_compat.inductor.compile import call_aoti as call_aoti
 from sidefx_train.torch_compat.inductor.compile import inductor_compile as inductor_compile
 from sidefx_train.torch_compat.inductor.compile import inductor_lowering as inductor_lowering
 from sidefx_train.torch_compat.inductor.compile import inductor_passes as inductor_passes
+from sidefx_train.torch_compat.inductor.compile import launches_of as launches_of
 from sidefx_train.torch_compat.inductor.compile import lowering_notes as lowering_notes
 from sidefx_train.torch_compat.inductor.compile import numbering_kernels as numbering_kernels
 from sidefx_train.torch_compat.inductor.cpp_toolchain import C_INTERFACE_LIBRARY as C_INTERFACE_LIBRARY
@@ -184,7 +185,6 @@ from sidefx_train.torch_compat.inductor.dispatched_calls import ERROR_FUNCTION a
 from sidefx_train.torch_compat.inductor.dispatched_calls import calls_collectives as calls_collectives
 from sidefx_train.torch_compat.inductor.dispatched_calls import calls_dispatcher as calls_dispatcher
 from sidefx_train.torch_compat.inductor.dispatched_calls import in_c_interface as in_c_interface
-from sidefx_train.torch_compat.inductor.launches import launches_of as launches_of
 from sidefx_train.torch_compat.inductor.lowerings import KERNEL_FUNCTION as KERNEL_FUNCTION
 from sidefx_train.torch_compat.inductor.lowerings import call_composite as call_composite
 from sidefx_train.torch_compat.inductor.lowerings import multiplies_narrow as multiplies_narrow

@@ -53,7 +53,7 @@ _TEMPLATES = (
 _WRITES = (
     "{0}.mul_(torch.tanh({1}))", "{0}[:, 1:5].add_({1}[:, 3:7])", "{0}[..., ::2] = {1}[..., 1::2]",
     "{0}[ids[0, :3]] = 1.0",
-    "{0}.mT[0].add_(1)", "{0}.view(-1)[::5].mul_(0.5)", "F.dropout({0}, {p}, inplace=True)", "{0}.clamp_(-2, 2)",
+    "{0}.mT[0].add_(1)", "{0}.flatten()[::5].mul_(0.5)", "F.dropout({0}, {p}, inplace=True)", "{0}.clamp_(-2, 2)",
     "{0}.select(1, 0).copy_({1}[:, 2])", "F.relu({0}, inplace=True)", "{0}.index_add_(1, ids[0], {1})",
 )  # fmt: skip
 

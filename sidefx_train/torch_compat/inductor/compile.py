@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import itertools
 import logging
+import re
 import shutil
 import tempfile
 import weakref
@@ -25,6 +26,14 @@ from sidefx_train.torch_compat.inductor.dispatched_calls import calling_dispatch
 from sidefx_train.torch_compat.inductor.lowerings import _call_unlowered, convolutions_of_all_sizes, pools_of_all_sizes
 from sidefx_train.torch_compat.inductor.patching import replaced, setting
 from sidefx_train.torch_compat.inductor.speedups import codegen_parts, quick_codegen, without_idle_patterns
+
+_KERNEL = re.compile(r"^ +\w+\.run\(.*\bstream=", re.MULTILINE)
+_LIBRARY = re.compile(r"^ +(?:\w+ = )?(?:extern_kernels|torch\.ops|aten)\.\w", re.MULTILINE)
+
+
+def launches_of(code: str) -> tuple[int, int]:
+    """Returns how many Triton kernels one call of generated Python code launches, and how many operators it calls."""
+    return len(_KERNEL.findall(code)), len(_LIBRARY.findall(code))
 
 
 @contextmanager

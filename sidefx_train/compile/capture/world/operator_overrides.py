@@ -125,8 +125,16 @@ class Operators:
             name == "setitem"
             and safe_isinstance(record, ListRecord)
             and record.shadow is first
-            and type(args[1]) is torch.SymInt
+            and type(args[1]) in (int, torch.SymInt)
             and record.place_at(args[1], args[2])
+        ):
+            return None
+        if (
+            name == "delitem"
+            and safe_isinstance(record, ListRecord)
+            and record.shadow is first
+            and type(args[1]) in (int, torch.SymInt)
+            and record.remove(args[1])
         ):
             return None
         if name == "iadd" and _extends(record, args):

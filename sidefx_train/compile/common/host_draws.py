@@ -345,8 +345,8 @@ class HostDraws:
         return bool(self._draws or self._of_torch)
 
     def has(self, source: Any) -> bool:
-        """Returns True if ``source`` leads to the drawn numbers."""
-        return source is not None and source.key is self.values
+        """Returns True if ``source`` leads to the drawn numbers, or to one of a drawn list."""
+        return source is not None and (source.key is self.values or self.has(source.parent))
 
     def draw(self, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> bool:
         """Draws the numbers.

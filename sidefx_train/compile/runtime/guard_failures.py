@@ -189,7 +189,7 @@ def _after_draw(spec: Specialization, newest: Entry, guard: Guard) -> Specializa
     if guard.kind != "number":
         return spec
     draws = newest.captured.draws
-    drawn = {name: draws.values[source.key] for name, source in guard.value.names if draws.has(source.parent)}
+    drawn = {name: source.fetch((), {}) for name, source in guard.value.names if draws.has(source.parent)}
     if not drawn:
         return spec
     exact = any(type(drawn[name]) is float and guard.value.code.startswith(f"{name} == ") for name in drawn)

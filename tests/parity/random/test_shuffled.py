@@ -201,9 +201,10 @@ def shuffled_rows(net, x):
     yield torch.stack(rows[:3]).square()
 
 
-@pytest.mark.parametrize(
-    "body", [shuffled_tensors, some_of_many, some_views, shuffled_rows], ids=lambda body: body.__name__
-)
+OF_TENSORS = (shuffled_tensors, some_of_many, some_views, shuffled_rows)
+
+
+@pytest.mark.parametrize("body", OF_TENSORS, ids=lambda body: body.__name__)
 def test_tensors_of_the_step_are_drawn_natively(body):
     report = parity(trained(body), steps=30, captures=1, between=states, whole=False)
     assert {each.code for each in report.breaks} == {"SFX103"}

@@ -105,10 +105,8 @@ def _refuse_many_orders(
     if results <= _MOST_RESULTS or not is_generator(generator) or not world.specialization.host_draws:
         return
     tensors = world.heap.record_of(items) is None and all(type(item) is compat.FakeTensor for item in items)
-    if (
-        tensors
-        and len({(item.shape, item.stride(), item.dtype, item.device, item.requires_grad) for item in items}) == 1
-    ):
+    kinds = {(item.shape, item.stride(), item.dtype, item.device, item.requires_grad) for item in items if tensors}
+    if len(kinds) == 1:
         what = f"{trace_rules.describe(function)} draws one of {results} results from a list of tensors"
         world.heap.refuse("SFX103", what)
 

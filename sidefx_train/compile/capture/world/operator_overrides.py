@@ -65,6 +65,10 @@ class Operators:
             index = operators.positions(self.interp, args[1])
             if index is not args[1]:
                 return self.interp.call(builtin_methods.OPERATORS[name], (first, index, *args[2:]), {})
+            if safe_isinstance(first, torch.Tensor):
+                index = self.world.deferred_arrays.as_index(args[1])
+                if index is not args[1]:
+                    return self.interp.call(builtin_methods.OPERATORS[name], (first, index, *args[2:]), {})
             if safe_isinstance(first, np.ndarray):
                 computed = self._of_drawn(name, args)
                 return self._of_array(name, args) if computed is ABSENT else computed
@@ -88,6 +92,10 @@ class Operators:
             return deferred_string(self.world, operator.add, args) if any(map(_is_text, args)) else ABSENT
         for value in args[:2] if name == "setitem" else args:  # any value may be stored
             if issubclass(type(value), DeferredValue):
+                if name == "iter" and type(first) is DeferredArray:
+                    made = self.world.deferred_arrays.items(first)
+                    if made is not ABSENT:
+                        return made
                 if any(type(each) is DeferredArray for each in args):
                     made = self.world.deferred_arrays.operator(name, args)
                     if made is not ABSENT:

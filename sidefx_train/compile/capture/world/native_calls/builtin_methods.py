@@ -475,7 +475,7 @@ def convert_number(world: CaptureContext, kind: type, args: tuple[Any, ...]) -> 
         found = world.computed_numbers.call(kind, (value,), {})
         return world.guarded(kind, (concrete(value),), {}) if found is ABSENT else found
     if kind is int:
-        found = computed_integer(world, int, args)
+        found = computed_integer(world, int, (value,))
         if found is not ABSENT:
             return found
         if no_integer(world, value):

@@ -15,8 +15,8 @@ Upstream, ``torch.compile`` included (seen in torch 2.13; each has a program in
   a complex64 number and 0.5 is complex128, and what reads it as complex64 reads other numbers.
 - A loop (``while_loop``, ``scan``, ``map``) keeps what it carries in memory with the strides of the first value: where
   that is expanded, all elements of later values are one.
-- The pattern of ``x[torch.randperm(n)[:m]]`` also matches a permutation that is not cut, and then fails because ``m`` is
-  missing: ``x[torch.randperm(n)]`` of mixup does not compile.
+- The pattern of ``x[torch.randperm(n)[:m]]`` also matches a permutation that is not cut, and then fails because ``m``
+  is missing: ``x[torch.randperm(n)]`` of mixup does not compile.
 """
 
 from __future__ import annotations

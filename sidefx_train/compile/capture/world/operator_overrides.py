@@ -92,6 +92,8 @@ class Operators:
             return deferred_string(self.world, operator.add, args) if any(map(_is_text, args)) else ABSENT
         for value in args[:2] if name == "setitem" else args:  # any value may be stored
             if issubclass(type(value), DeferredValue):
+                if name == "getitem" and value is not first and _decides(first, name):
+                    return ABSENT  # its own method gets the value
                 if name == "iter" and type(first) is DeferredArray:
                     made = self.world.deferred_arrays.items(first)
                     if made is not ABSENT:
@@ -100,6 +102,10 @@ class Operators:
                     made = self.world.deferred_arrays.operator(name, args)
                     if made is not ABSENT:
                         return made
+                if name == "getitem" and safe_isinstance(first, dict) and type(value) is DeferredValue:
+                    key = self.world.computed_objects.name_of_module(first, value)
+                    if key is not ABSENT:
+                        return self.interp.getitem(first, key)
                 function = builtin_methods.OPERATORS.get(name)
                 found = ABSENT if function is None else self.world.computed_objects.call(function, args, {})
                 if found is not ABSENT:

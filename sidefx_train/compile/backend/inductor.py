@@ -50,6 +50,7 @@ from sidefx_train.compile.backend.graph_cache import (
     key_of,
 )
 from sidefx_train.compile.backend.pass_list import PassOptions, run_passes
+from sidefx_train.compile.backend.passes.inductor_workarounds import index_by_permutations
 from sidefx_train.compile.backend.passes.keep_composite_ops import join_complex, kept_composite_ops
 from sidefx_train.compile.backend.passes.multi_tensor_groups import batch, results_with_own_memory
 from sidefx_train.compile.backend.passes.repeated_regions import Division, find_regions
@@ -448,6 +449,9 @@ def _compile(
         chosen |= {"fx_graph_cache": False, "force_disable_caches": True}  # an environment variable overrides the first
     if generators(graph.module):  # in the order of the step: each draw advances the generator
         chosen["fallback_random"] = True
+
+    if enabled("inductor_workarounds"):
+        index_by_permutations(graph.module)
 
     def compile_with(settings: dict[str, Any], may_split: bool) -> tuple[_Build, Any, str]:
         said: list[str] = []

@@ -52,10 +52,12 @@ class Joined(NamedTuple):
     Attributes:
         held: the list.
         appended: plain numbers, and what stands for others.
+        removed: places of items that the step has removed before it appended these, in order.
     """
 
     held: Fetched
     appended: tuple[Any, ...]
+    removed: tuple[int, ...] = ()
 
 
 class Computed(NamedTuple):
@@ -219,9 +221,12 @@ def copy_of(generator: Any) -> Any:
 _LITERALS = frozenset({int, float, bool, str, bytes, type(None)})
 
 
-def joined(held: Any, appended: list[Any]) -> list[Any]:
-    """Returns the items of a list or deque of numbers after others were appended."""
-    items = [*held, *appended]
+def joined(held: Any, appended: list[Any], removed: tuple[int, ...] = ()) -> list[Any]:
+    """Returns the items of a list or deque of numbers after some were removed and others appended."""
+    items = list(held)
+    for place in removed:
+        del items[place]
+    items += appended
     if not {*map(type, items)} <= {int, float}:
         raise _Changed
     bound = None if type(held) is list else held.maxlen
@@ -281,7 +286,7 @@ class _Run:
         if kind is Fetched or kind is Computed:
             return self._outside(value)
         if kind is Joined:
-            return joined(self._outside(value.held), self._each(value.appended))
+            return joined(self._outside(value.held), self._each(value.appended), value.removed)
         return kind(map(self._value, value)) if kind is tuple or kind is list else value
 
     def _outside(self, wanted: Fetched | Computed) -> Any:
@@ -340,8 +345,8 @@ class HostDraws:
         return bool(self._draws or self._of_torch)
 
     def has(self, source: Any) -> bool:
-        """Returns True if ``source`` leads to the drawn numbers."""
-        return source is not None and source.key is self.values
+        """Returns True if ``source`` leads to the drawn numbers, or to one of a drawn list."""
+        return source is not None and (source.key is self.values or self.has(source.parent))
 
     def draw(self, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> bool:
         """Draws the numbers.

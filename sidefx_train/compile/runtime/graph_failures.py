@@ -59,7 +59,11 @@ class UsualBranches:
         self._failures: deque[int] = deque(maxlen=_UNUSUAL)
 
     def settle(self) -> None:
-        """Forgets entries that end at a branch which is settled: the next capture goes beyond it."""
+        """Forgets entries that end at a branch which is settled: the next capture goes beyond it.
+
+        So it may beyond a condition inside a call (the checks of ``torch.distributions``), which is not assumed only
+        because a branch behind it parts a forward from its backward.
+        """
         if self._deterministic() or (torch.distributed.is_available() and torch.distributed.is_initialized()):
             return
         calls = self._history.calls * (2 if self._is_part else 1)
@@ -69,7 +73,10 @@ class UsualBranches:
         for entry in self._cache.entries:
             suspension = entry.captured.suspension
             branch = None if suspension is None or suspension.point.native else suspension.bridges[-1].branch
-            if suspension is not None and branch in settled and branch not in assumed:
+            if suspension is None or suspension.point.native:
+                continue
+            inside = branch is None and suspension.point.code == "SFX101" and not self._is_part
+            if (branch in settled and branch not in assumed) or (inside and not settled.keys() <= assumed.keys()):
                 found = suspension.point.location
                 self._cache.drop(entry)
         if found is not None:

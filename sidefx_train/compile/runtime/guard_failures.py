@@ -69,6 +69,7 @@ class SpecializationState:
         self.current = Specialization(all_dynamic=bool(config.dynamic), foretells_draws=not own_numbers)
         self._static_sizes = config.dynamic is False
         self._is_part = is_part
+        self._assumes_nothing = False
 
     def update_after(self, missed_entry: Entry, call: Call) -> Missed:
         """Returns why an entry missed; what has changed counts as changing from now on."""
@@ -94,11 +95,13 @@ class SpecializationState:
 
     def assume_nothing(self) -> None:
         """Captures no branch under a condition on a tensor from now on."""
+        self._assumes_nothing = True
         self.current = replace(self.current, assumes_nothing=True)
 
     def assume_usual(self, truths: frozenset[tuple[Branch, bool]]) -> None:
-        """Assumes from now on that the conditions of these branches, and of no others, are as they have been."""
-        self.current = replace(self.current, usual_truths=truths)
+        """Assumes from now on that the conditions of these branches, and of no others, are as they have been; a
+        backward may no longer lie outside."""
+        self.current = replace(self.current, usual_truths=truths, assumes_nothing=self._assumes_nothing)
 
     def capture_rest(self) -> None:
         """Captures the whole step from now on, also what decides on numbers after the last tensor operation."""
@@ -189,7 +192,7 @@ def _after_draw(spec: Specialization, newest: Entry, guard: Guard) -> Specializa
     if guard.kind != "number":
         return spec
     draws = newest.captured.draws
-    drawn = {name: draws.values[source.key] for name, source in guard.value.names if draws.has(source.parent)}
+    drawn = {name: source.fetch((), {}) for name, source in guard.value.names if draws.has(source.parent)}
     if not drawn:
         return spec
     exact = any(type(drawn[name]) is float and guard.value.code.startswith(f"{name} == ") for name in drawn)

@@ -182,6 +182,16 @@ LOOKUPS = {
 }
 
 
+def test_transposed_arrays_of_drawn_numbers():
+    def step(kept, x):
+        noise = np.random.randn(3, 2)
+        kept.n = noise.T
+        return x * torch.from_numpy(noise.T.copy()) + torch.from_numpy(noise.T) * noise.T.mean(0)[1]
+
+    report = both(step)
+    assert len(report.captures) == 1 and not report.breaks
+
+
 @pytest.mark.parametrize("look", LOOKUPS.values(), ids=LOOKUPS)
 def test_looked_up_by_a_counter(look):
     found = []

@@ -176,6 +176,53 @@ def test_shuffled_natively(body):
     parity(trained(body), steps=6, captures=None, between=states, whole=False)
 
 
+def shuffled_tensors(net, x):
+    parts = [net(x) * place for place in range(4)]
+    random.shuffle(parts)
+    yield from (part.square() * place for place, part in enumerate(parts))
+
+
+def some_of_many(net, x):
+    parts = [net(x) * place for place in range(6)]
+    first, second = random.sample(parts, 2)
+    yield first.square() - second
+    yield from random.choices(parts, k=3)
+
+
+def some_views(net, x):
+    views = [x, x.flip(0), x * 2, x - 1]
+    first, second = random.sample(views, 2)
+    yield (net(first) - net(second)).square()
+
+
+def shuffled_rows(net, x):
+    rows = list(net(x).unbind(0))
+    random.shuffle(rows)
+    yield torch.stack(rows[:3]).square()
+
+
+OF_TENSORS = (shuffled_tensors, some_of_many, some_views, shuffled_rows)
+
+
+@pytest.mark.parametrize("body", OF_TENSORS, ids=lambda body: body.__name__)
+def test_tensors_of_the_step_are_drawn_natively(body):
+    report = parity(trained(body), steps=30, captures=1, between=states, whole=False)
+    assert {each.code for each in report.breaks} == {"SFX103"}
+
+
+def test_a_sample_of_functions_is_drawn_natively_after_some_captures():
+    functions = [torch.sin, torch.cos, torch.tanh, torch.relu, torch.sigmoid]
+
+    def body(net, x):
+        y = net(x)
+        for function in random.sample(functions, 3):
+            y = function(y)
+        yield y
+
+    report = parity(trained(body), steps=40, captures=9, between=states, whole=False)
+    assert report.breaks and not report.fallbacks
+
+
 def test_looked_up_by_a_number_that_changes():
     """A dict that the step makes: the key is guarded."""
 

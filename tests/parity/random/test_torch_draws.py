@@ -119,6 +119,47 @@ def test_an_index_into_a_list_of_layers():
     parity(stacked(body, layers=3), steps=9, captures=None, whole=False, between=between)
 
 
+PLACES = {
+    "tensor": lambda: int(torch.rand(()) * ROWS),
+    "one element": lambda: int(torch.rand(1) * ROWS),
+    "item of a vector": lambda: int(torch.rand(1)[0] * ROWS),
+    "floor": lambda: int(torch.floor(torch.rand(()) * ROWS)),
+    "sum": lambda: int(torch.rand(()) * (ROWS - 1) + torch.rand(())),
+    "array": lambda: int(torch.rand(()).numpy() * ROWS),
+    "item of an array": lambda: int(0.5 + torch.rand(1).numpy()[0] * (ROWS - 1)),
+    "double": lambda: int(torch.rand((), dtype=torch.float64).numpy() * ROWS),
+    "integers of an array": lambda: torch.randperm(ROWS).numpy()[2],
+    "permutation in an array": lambda: torch.randperm(ROWS).numpy()[: ROWS // 2],
+}
+
+
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+def test_rows_at_drawn_places(place):
+    def body(model, x):
+        y = F.dropout(model[0](x), 0.3)
+        return y[place()].square().mean() + model[1](y)[place()].mean()
+
+    parity(stacked(body), steps=12, captures=1, between=between)
+
+
+@pytest.mark.parametrize("name", ["tensor", "array", "permutation in an array"])
+def test_rows_at_drawn_places_under_inductor(name):
+    def body(model, x):
+        return model[1](model[0](x)[PLACES[name]()]).square().mean()
+
+    parity(stacked(body), steps=8, captures=1, between=between, backend="inductor", rng="eager")
+
+
+def test_loop_over_a_permutation_in_an_array():
+    def body(model, x):
+        total = x.sum() * 0
+        for place in torch.randperm(4).numpy():
+            total = total * 0.5 + model[0](x[place]).square().mean()
+        return total
+
+    parity(stacked(body), steps=8, captures=1, between=between)
+
+
 def decided(x):
     """Returns a number and the decision on it."""
     y = F.dropout(x, 0.5)

@@ -1,8 +1,9 @@
-"""Items that a step writes to outside lists at an index that changes: other items are not read."""
+"""Items that a step writes to outside lists at an index that changes, or removes: other items are not read."""
 
 from __future__ import annotations
 
 import random
+from collections import deque
 from types import SimpleNamespace
 
 import pytest
@@ -96,6 +97,105 @@ def ring(net, x):
     return net.layer(torch.stack([a for a, _ in drawn])).square().mean() + sum(b for _, b in drawn) * 0.1
 
 
+def written_and_popped(net, x):
+    a, b = random.randint(0, PLACES - 1), random.randint(0, PLACES - 1)
+    net.kept[a] = x
+    y = net.kept[b]
+    net.kept[b] = x + 1
+    net.kept.append(x * 2)
+    last, count = net.kept[-1], len(net.kept)
+    net.kept.pop()
+    return net.layer(y).mean() * count + net.layer(last).mean()
+
+
+def mixed_places(net, x):
+    place = random.randint(0, PLACES - 1)
+    net.kept[place] = net.kept[PLACES - 1 - place]
+    net.kept[0] = x
+    return net.layer(net.kept[3]).mean()
+
+
+def window(net, x):
+    net.kept.append(x)
+    if len(net.kept) > PLACES + 4:
+        net.kept.pop(0)
+    return net.layer(net.kept[random.randrange(len(net.kept))]).square().mean()
+
+
+def window_of_a_deque(net, x):
+    net.kept.append(x)
+    if len(net.kept) > PLACES + 4:
+        net.kept.popleft()
+    return net.layer(net.kept[random.randrange(len(net.kept))]).square().mean()
+
+
+def taken_at_random(net, x):
+    y = net.kept.pop(random.randrange(len(net.kept)))
+    net.kept.append(x)
+    return net.layer(y).square().mean()
+
+
+def stack(net, x):
+    net.kept.append(x)
+    y, z = net.kept.pop(), net.kept.pop()
+    net.kept.append(y)
+    return net.layer(y + z + net.kept[-1]).mean()
+
+
+def deleted(net, x):
+    if len(net.kept) > 3:
+        del net.kept[0]
+        del net.kept[-1]
+        net.kept[0] = x
+    else:
+        net.kept.append(x)
+    return net.layer(net.kept[0]).mean() + net.layer(net.kept[-1]).mean()
+
+
+def deleted_at_random(net, x):
+    a = random.randrange(len(net.kept))
+    del net.kept[a]
+    b = random.randrange(len(net.kept))
+    y = net.kept[b]
+    net.kept[b] = x
+    net.kept.append(y)
+    net.kept.append(x + 1)
+    z = x
+    if len(net.kept) > PLACES + 2:
+        net.kept.pop()
+        z = net.kept.pop(b)
+    return net.layer(y + z).mean()
+
+
+def popped_until_empty(net, x):
+    try:
+        for _ in range(3):
+            net.kept.pop(0)
+    except IndexError:
+        net.kept.extend([x, x + 1, x + 2, x])
+    return net.layer(x).mean()
+
+
+def read_after_removals(net, x):
+    net.kept.pop(0)
+    net.kept.append(x)
+    return net.layer(torch.stack(net.kept)).mean()
+
+
+def mean_of_a_window(net, x):
+    net.kept.append(random.random())
+    if len(net.kept) > 5:
+        net.kept.pop(0)
+    return net.layer(x).square().mean() * (sum(net.kept) / len(net.kept)) + max(net.kept)
+
+
+def mean_of_a_deque(net, x):
+    net.kept.append(random.random())
+    if len(net.kept) > 5:
+        net.kept.popleft()
+    return net.layer(x).square().mean() * (sum(net.kept) / len(net.kept))
+
+
 def tensors():
     return [torch.full((ROWS, WIDTH), float(place)) for place in range(PLACES)]
 
@@ -109,6 +209,18 @@ STEPS = {
     outside_of_it: (tensors, 3),
     all_read_after: (tensors, 5),
     ring: (lambda: [SimpleNamespace(items=[None] * PLACES, place=0, count=0)], 7),
+    written_and_popped: (tensors, 2),
+    mixed_places: (tensors, 4),
+    window: (tensors, 4),
+    window_of_a_deque: (lambda: deque(tensors()), 4),
+    taken_at_random: (tensors, 1),
+    stack: (tensors, 1),
+    deleted: (tensors, 3),
+    deleted_at_random: (tensors, 5),
+    popped_until_empty: (tensors, 3),
+    read_after_removals: (tensors, 1),
+    mean_of_a_window: (list, 4),
+    mean_of_a_deque: (deque, 4),
 }
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -201,3 +203,48 @@ def test_an_index_from_the_arguments():
     step = sidefx_train.compile(lambda x, i: x * items[i % 3][0], backend="eager")
     for number in (0, 4, 2, 7, 9):
         assert torch.equal(step(torch.ones(2), number), torch.ones(2) * items[number % 3][0])
+
+
+CHOICES = {
+    "list": lambda space, k: space.layers[k],
+    "from the end": lambda space, k: space.layers[-1 - k],
+    "dict": lambda space, k: space.named[f"layer{k}"],
+    "children": lambda space, k: dict(space.layers.named_children())[str(k)],
+}
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+@pytest.mark.parametrize("choose", CHOICES.values(), ids=CHOICES)
+def test_a_module_is_captured_once(choose, drawn):
+    def make():
+        layers = torch.nn.ModuleList(torch.nn.Linear(3, 3) for _ in range(3))
+        named = torch.nn.ModuleDict({f"layer{place}": layer for place, layer in enumerate(layers)})
+        space = SimpleNamespace(layers=layers, named=named, step=0)
+        random.seed(0)
+
+        def step(x):
+            space.step += 1
+            number = random.randrange(3) if drawn else (space.step // 5) % 3
+            loss = choose(space, number)(x).square().mean()
+            loss.backward()
+            return loss.detach()
+
+        return Program(step, lambda index: (torch.randn(4, 3),), (layers, vars(space)))
+
+    report = parity(make, steps=40, captures=6)
+    assert not report.breaks
+
+
+def test_one_of_many_modules_is_looked_up_natively():
+    def make():
+        layers = torch.nn.ModuleList(torch.nn.Linear(3, 3) for _ in range(20))
+        space = SimpleNamespace(step=0)
+
+        def step(x):
+            space.step += 1
+            return layers[space.step % 20](x).sum()
+
+        return Program(step, lambda index: (torch.randn(4, 3),), (layers, vars(space)))
+
+    report = parity(make, steps=30, captures=None, whole=False)
+    assert report.breaks and not report.fallbacks

@@ -127,3 +127,35 @@ def test_number_of_several_elements():
         with pytest.raises(ValueError, match="only one element"):
             step(bad)
     assert step(torch.ones(1)) == 1.0
+
+
+MAKERS = {
+    "tensor": lambda x, k, t: torch.tensor([[k, 1], [2, k * 2]]),
+    "one number": lambda x, k, t: torch.tensor([[[t]]]),
+    "tuples": lambda x, k, t: torch.as_tensor([(k, 1), (2, 3)], dtype=torch.float32),
+    "of items": lambda x, k, t: torch.tensor([[x.sum().item()], [t]]),
+    "Tensor": lambda x, k, t: torch.Tensor([[t]]),
+    "new_tensor": lambda x, k, t: x.new_tensor([[t, 1]]),
+    "new": lambda x, k, t: x.new([[t, 1], [2, k]]),
+    "with gradients": lambda x, k, t: torch.tensor([[t]], requires_grad=True),
+}
+
+
+@pytest.mark.parametrize("make_tensor", MAKERS.values(), ids=MAKERS)
+def test_tensors_of_nested_lists_are_no_views(make_tensor):
+    def run(wrap):
+        space = Space(count=0, rate=0.5)
+
+        def step(x):
+            space.count += 1
+            space.rate *= 1.5
+            return make_tensor(x, space.count, space.rate)
+
+        step = wrap(step)
+        made = [step(torch.ones(3) * place) for place in range(5)]
+        return step, [(each, each._is_view(), each.is_leaf, each.detach_().requires_grad) for each in made]
+
+    step, found = run(lambda fn: sidefx_train.compile(fn, backend="eager", fullgraph=True))
+    _, wanted = run(lambda fn: fn)
+    assert str(found) == str(wanted)
+    assert len(step.report().captures) == 1

@@ -15,6 +15,8 @@ Upstream, ``torch.compile`` included (seen in torch 2.13; each has a program in
   a complex64 number and 0.5 is complex128, and what reads it as complex64 reads other numbers.
 - A loop (``while_loop``, ``scan``, ``map``) keeps what it carries in memory with the strides of the first value: where
   that is expanded, all elements of later values are one.
+- The pattern of ``x[torch.randperm(n)[:m]]`` also matches a permutation that is not cut, and then fails because ``m``
+  is missing: ``x[torch.randperm(n)]`` of mixup does not compile.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from sidefx_train.compile.graph.strided_layout import is_dense
 aten = torch.ops.aten
 _SUMS = (aten.add.Tensor, aten.sub.Tensor)
 _LOOPS = tuple(getattr(torch.ops.higher_order, name) for name in ("while_loop", "scan", "map_impl"))
+_SAME_PLACES = (aten.alias.default, aten.detach.default, aten.clone.default, aten.slice.Tensor, aten.view.default)
 _POOLINGS = (aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default)
 
 
@@ -65,6 +68,19 @@ def apply_inductor_workarounds(module: fx.GraphModule, fake_mode: Any) -> None:
         found = True
     if found:
         graph.lint()
+        module.recompile()
+
+
+def index_by_permutations(module: fx.GraphModule) -> None:
+    """Has rows that a random permutation puts in order looked up without a check, before Inductor's patterns run; also
+    in graphs of branches."""
+    for inner in module.children():
+        if isinstance(inner, fx.GraphModule):
+            index_by_permutations(inner)
+    found = [node for node in module.graph.nodes if node.target is aten.index.Tensor and _permutes(node)]
+    for node in found:
+        node.target = aten._unsafe_index.Tensor
+    if found:
         module.recompile()
 
 
@@ -199,6 +215,19 @@ def _lay_out(graph: fx.Graph, node: fx.Node, fake_mode: Any) -> None:
         with graph.inserting_before(node):
             copy = emit(graph, fake_mode, aten.clone.default, given, memory_format=torch.contiguous_format)
         node.replace_input_with(given, copy)
+
+
+def _permutes(node: fx.Node) -> bool:
+    """Returns True for a tensor that is indexed by a random permutation which is known to be in range."""
+    given, (order, *more) = node.args  # type: ignore[misc]
+    while not more and isinstance(order, fx.Node) and order.target in _SAME_PLACES:
+        order = order.args[0]
+    if more or not isinstance(order, fx.Node) or order.target is not aten.randperm.default:  # type: ignore[union-attr]
+        return False
+    size, count = given.meta["val"].shape[0], order.args[0]  # type: ignore[union-attr]
+    if isinstance(size, int) and isinstance(count, int):
+        return count <= size
+    return isinstance(count, fx.Node) and str(count.meta["val"]) == str(size)
 
 
 def _each(given: Any, dims: int) -> list[int]:

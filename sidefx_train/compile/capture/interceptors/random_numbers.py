@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import random
 import types
 from collections import deque
@@ -96,6 +97,24 @@ def _refuse_items_of_many(world: TraceWorld, function: Callable[..., Any], args:
         world.heap.refuse("SFX114", what)
 
 
+def _refuse_many_orders(
+    world: TraceWorld, function: Callable[..., Any], generator: Any, items: Any, results: int
+) -> None:
+    """Refuses to draw one of many results from tensors in a list that the step has made: each would be captured. The
+    code after it is one graph for all if the tensors are alike."""
+    if results <= _MOST_RESULTS or not is_generator(generator) or not world.specialization.host_draws:
+        return
+    tensors = world.heap.record_of(items) is None and all(type(item) is compat.FakeTensor for item in items)
+    kinds = {(item.shape, item.stride(), item.dtype, item.device, item.requires_grad) for item in items if tensors}
+    if len(kinds) == 1:
+        what = f"{trace_rules.describe(function)} draws one of {results} results from a list of tensors"
+        world.heap.refuse("SFX103", what)
+
+
+_MOST_RESULTS = 8
+"""Results of a draw from tensors of the step that are captured one by one."""
+
+
 _METHODS: list[tuple[type, str]] = [(np.random.RandomState, name) for name in (*_OF_NUMPY, *_OF_LEGACY_NUMPY)]
 _METHODS += [(np.random.Generator, name) for name in (*_OF_NUMPY, *_OF_NEW_NUMPY)]
 
@@ -131,6 +150,8 @@ def _shuffle(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         return ABSENT
     plain = world.interp.call(list, (args[1],), {})
     numbers = _are_numbers(plain)
+    if not numbers:
+        _refuse_many_orders(world, type(args[0]).shuffle, args[0], args[1], math.factorial(length))
     items = world.random_draws.call(_shuffled, (args[0], plain), {}) if numbers else ABSENT
     if type(items) is not list:
         places = world.random_draws.call(_shuffled, (args[0], list(range(length))), {})
@@ -245,6 +266,8 @@ def _choice(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         made = world.random_draws.call(random.Random.choice, args, {})
         if made is not ABSENT:
             return made
+    else:
+        _refuse_many_orders(world, random.Random.choice, args[0], args[1], length)
     index = world.random_draws.call(random.Random.randrange, (args[0], length), {})
     return ABSENT if index is ABSENT else world.interp.getitem(args[1], index)
 
@@ -268,6 +291,8 @@ def _sample(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         made = world.random_draws.call(random.Random.sample, args, {})
         if made is not ABSENT:
             return made
+    else:
+        _refuse_many_orders(world, random.Random.sample, args[0], args[1], math.perm(length, args[2]))
     places = world.random_draws.call(random.Random.sample, (args[0], range(length), args[2]), {})
     if type(places) is not list or args[1] == range(length):
         return places
@@ -292,6 +317,8 @@ def _choices(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         made = world.random_draws.call(random.Random.choices, args, kwargs)
         if made is not ABSENT:
             return made
+    elif type(count := kwargs.get("k", 1)) is int:
+        _refuse_many_orders(world, random.Random.choices, args[0], args[1], length ** max(count, 0))
     places = world.random_draws.call(random.Random.choices, (args[0], range(length), *args[2:]), kwargs)
     return [world.interp.getitem(args[1], place) for place in places] if type(places) is list else ABSENT
 

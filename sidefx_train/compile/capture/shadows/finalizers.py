@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.generator_finalizers import HOLDERS, has_pending_finally
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
 from sidefx_train.compile.capture.shadows.containers.sets import SetRecord
@@ -23,6 +22,7 @@ from sidefx_train.compile.capture.shadows.objects import weak_references
 from sidefx_train.compile.capture.shadows.records import InstanceRecord, Record
 from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.plain_values import is_plain
+from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def _taken_from(heap: ShadowTableAPI, record: Record) -> Iterator[Any]:
         kept = {id(known.real) for item in held_by(record.shadow) if (known := heap.record_of(item)) is not None}
         pairs = [(old, None) for old in held_by(record.real) if id(old) not in kept]
     elif safe_isinstance(record, ListRecord):
-        pairs = [(record.real[compat.hint_of(place)], item) for place, item in record.placed]
+        pairs = [(old, None if new is ABSENT else new) for old, new in record.lost()]
     for old, new in pairs:
         known = heap.record_of(new) if new is not None else None
         if old is not new and (known is None or known.real is not old):

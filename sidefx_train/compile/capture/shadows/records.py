@@ -68,7 +68,7 @@ def _copied(value: Any) -> Any:
     return type(value)(value) if type(value) in (dict, list, set) else value
 
 
-_COPIED = frozenset({"snapshot", "placed", "missing", "written", "removed", "values"})
+_COPIED = frozenset({"snapshot", "edits", "missing", "written", "removed", "values"})
 """Attributes of :attr:`Record.NOTES` that are containers of the record itself."""
 
 

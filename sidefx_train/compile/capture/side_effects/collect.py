@@ -15,7 +15,7 @@ import torch
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.guard import TensorFacts
 from sidefx_train.compile.capture.shadows.containers.iterators import IteratorRecord
-from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
+from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, Edit, ListRecord
 from sidefx_train.compile.capture.shadows.containers.sets import SetRecord
 from sidefx_train.compile.capture.shadows.deferred_values import TraceKey
 from sidefx_train.compile.capture.shadows.finalizers import check_dropped
@@ -191,7 +191,7 @@ def _key(world: CaptureContext, keys: dict[Any, Any], key: Any) -> Any:
 
 def _list(record: ListRecord) -> list[Effect]:
     if not record.filled:
-        changes = [Effect("set_item", record.base, TraceKey(place), item) for place, item in record.placed]
+        changes = [_edited(record, edit) for edit in record.edits]
         if record.appended:
             changes.append(Effect("extend", record.base, None, record.appended, record.through))
         return changes
@@ -202,6 +202,13 @@ def _list(record: ListRecord) -> list[Effect]:
     if len(now) > len(before) and all(a is b for a, b in zip(now, before, strict=False)):
         return [Effect("extend", record.base, None, now[len(before) :], record.through)]
     return [Effect("replace", record.base, None, now, record.through)]
+
+
+def _edited(record: ListRecord, edit: Edit) -> Effect:
+    key = TraceKey(edit.place)
+    if edit.item is ABSENT:
+        return Effect("del_item", record.base, key)
+    return Effect("set_item", record.base, key, edit.item)
 
 
 def _set(record: SetRecord, finished: bool) -> list[Effect]:

@@ -8,6 +8,7 @@ import weakref
 from collections import OrderedDict
 from typing import Any
 
+import numpy as np
 import torch
 
 from sidefx_train import torch_compat as compat
@@ -325,6 +326,10 @@ class Attributes:
             self._named(obj, name)
         if name == "__callback__" and safe_isinstance(obj, weakref.ReferenceType):
             self.heap.refuse("SFX111", "reads the callback of a weak reference")
+        if name == "T" and self.world.random_draws.is_drawn(obj):
+            view = self.world.random_draws.derived(np.ndarray.transpose, (obj,), {})
+            if view is not ABSENT:
+                return view
         if safe_isinstance(record, ArrayRecord):
             record.look(name)
         if shows_copy(name, obj):

@@ -109,6 +109,9 @@ class Branches:
         """Assumes a condition that only the graph knows and adds a runtime assert; returns False if that is not
         possible."""
         may = not (self.world.branching or self.world.specialization.assumes_nothing)
+        if safe_isinstance(condition, DeferredValue):
+            condition = self.world.deferred_arrays.as_condition(condition)
+            may = may and condition is not None
         return may and self._noted(runtime_asserts.grant(self.tracer, _asked(condition), holds))
 
     def grant_finite(self, number: Any, *, infinite: bool, nan: bool) -> bool:

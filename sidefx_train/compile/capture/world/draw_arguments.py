@@ -129,7 +129,9 @@ class Arguments:
         self.unknown |= not {*map(type, now)} <= {int, float}
         if self.unknown:
             return None
-        return self._stands(Joined(Fetched(record.source, type(record.real)), appended), joined(record.real, now))
+        removed = tuple(edit.place for edit in record.edits)
+        held = Fetched(record.source, type(record.real))
+        return self._stands(Joined(held, appended, removed), joined(record.real, now, removed))
 
     def _stands(self, later: Any, now: Any) -> Any:
         self._values[id(later)] = now

@@ -65,6 +65,10 @@ class Operators:
             index = operators.positions(self.interp, args[1])
             if index is not args[1]:
                 return self.interp.call(builtin_methods.OPERATORS[name], (first, index, *args[2:]), {})
+            if safe_isinstance(first, torch.Tensor):
+                index = self.world.deferred_arrays.as_index(args[1])
+                if index is not args[1]:
+                    return self.interp.call(builtin_methods.OPERATORS[name], (first, index, *args[2:]), {})
             if safe_isinstance(first, np.ndarray):
                 computed = self._of_drawn(name, args)
                 return self._of_array(name, args) if computed is ABSENT else computed
@@ -88,10 +92,20 @@ class Operators:
             return deferred_string(self.world, operator.add, args) if any(map(_is_text, args)) else ABSENT
         for value in args[:2] if name == "setitem" else args:  # any value may be stored
             if issubclass(type(value), DeferredValue):
+                if name == "getitem" and value is not first and _decides(first, name):
+                    return ABSENT  # its own method gets the value
+                if name == "iter" and type(first) is DeferredArray:
+                    made = self.world.deferred_arrays.items(first)
+                    if made is not ABSENT:
+                        return made
                 if any(type(each) is DeferredArray for each in args):
                     made = self.world.deferred_arrays.operator(name, args)
                     if made is not ABSENT:
                         return made
+                if name == "getitem" and safe_isinstance(first, dict) and type(value) is DeferredValue:
+                    key = self.world.computed_objects.name_of_module(first, value)
+                    if key is not ABSENT:
+                        return self.interp.getitem(first, key)
                 function = builtin_methods.OPERATORS.get(name)
                 found = ABSENT if function is None else self.world.computed_objects.call(function, args, {})
                 if found is not ABSENT:
@@ -125,8 +139,16 @@ class Operators:
             name == "setitem"
             and safe_isinstance(record, ListRecord)
             and record.shadow is first
-            and type(args[1]) is torch.SymInt
+            and type(args[1]) in (int, torch.SymInt)
             and record.place_at(args[1], args[2])
+        ):
+            return None
+        if (
+            name == "delitem"
+            and safe_isinstance(record, ListRecord)
+            and record.shadow is first
+            and type(args[1]) in (int, torch.SymInt)
+            and record.remove(args[1])
         ):
             return None
         if name == "iadd" and _extends(record, args):

@@ -98,6 +98,14 @@ class TorchDraws:
         self._replace(node, number)
         return number
 
+    def foretell(self, node: fx.Node) -> None:
+        """Foretells the numbers that a small result depends on, if these are all that torch draws for it."""
+        if not self._heap.specialization.reads_draws or self.ended:
+            return
+        found = _draws_below(node)
+        for each in sorted(found or ()):
+            self.of_node(each)
+
     def _is_of_default(self, draw: fx.Node) -> bool:
         """Returns True for a draw from torch's default generator, named or not."""
         generator = draw.kwargs.get("generator")
@@ -130,6 +138,22 @@ class TorchDraws:
         node.target = aten.full.default
         node.args = (list(value.shape), self._heap.tracer.node_of(number))
         node.kwargs = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
+
+
+def _draws_below(node: fx.Node) -> set[fx.Node] | None:
+    """Returns the draws of one number that a node depends on; ``None`` if it depends on another tensor than small
+    results of these and of numbers."""
+    found: set[fx.Node] = set()
+    todo = [node]
+    for each in todo:  # grows
+        value = each.meta.get("val")
+        if is_number_draw(each):
+            found.add(each)
+        elif not _is_small(value) or (each.op == "placeholder" and safe_isinstance(value, torch.Tensor)):
+            return None
+        else:
+            todo += [other for other in each.all_input_nodes if other not in todo]
+    return found
 
 
 def _is_small(value: Any) -> bool:

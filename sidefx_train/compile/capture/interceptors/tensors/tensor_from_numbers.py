@@ -78,11 +78,18 @@ def of_numbers(world: TraceWorld, data: Any, dtype: torch.dtype | None, device: 
         return ABSENT
     place = {"device": torch.get_default_device() if device is None else device}
     items = [_item(world, number, made, place) for number in numbers]
-    tensor = items[0]
-    if shape:
-        stacked = world.guarded(torch.stack, (items,), {})
-        tensor = world.guarded(torch.Tensor.reshape, (stacked, shape), {}) if len(shape) > 1 else stacked
+    tensor = _stacked(world, items, shape)
     return world.guarded(torch.Tensor.requires_grad_, (tensor,), {}) if requires_grad else tensor
+
+
+def _stacked(world: TraceWorld, items: list[torch.Tensor], shape: tuple[int, ...]) -> torch.Tensor:
+    """Returns a tensor of 0-dim tensors that is no view: the program may ask."""
+    if not shape:
+        return items[0]
+    if len(shape) > 1:
+        size = len(items) // shape[0]
+        items = [_stacked(world, items[start : start + size], shape[1:]) for start in range(0, len(items), size)]
+    return world.guarded(torch.stack, (items,), {})
 
 
 def _item(world: TraceWorld, number: Any, dtype: torch.dtype, place: dict[str, Any]) -> torch.Tensor:
@@ -168,7 +175,11 @@ def _of_array(world: TraceWorld, array: Any, dtype: torch.dtype, device: Any) ->
 
 @registry.intercept(torch.Tensor.new)
 def _new(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if len(args) != 2 or kwargs or type(args[1]) is not np.ndarray:
+    if len(args) != 2 or kwargs:
+        return ABSENT
+    if type(args[1]) in (list, tuple) and args[0].dtype in _WIDE:
+        return of_numbers(world, args[1], args[0].dtype, args[0].device, False)
+    if type(args[1]) is not np.ndarray:
         return ABSENT
     return _of_array(world, args[1], args[0].dtype, args[0].device)
 

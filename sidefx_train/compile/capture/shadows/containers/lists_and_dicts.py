@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -28,8 +29,26 @@ _MOST_SHORTER = 10
 """Limit of items of such a part for a list that has fewer: each length is captured."""
 
 
+_MOST_EDITS = 16
+"""Limit of single items that a step writes and removes before it reads the whole list."""
+
+
 _PICKED = (list, dict, tuple, float, torch.Tensor)
 """Classes of items that another call may find replaced; they are guarded as far as they are read."""
+
+
+class Edit(NamedTuple):
+    """One change of an unread list.
+
+    Attributes:
+        place: where, counted from the start of the list as it was then, without what the step appended.
+        item: what was written there; :data:`ABSENT` if the item was removed.
+        outside: index of the item that was there in the outside list; ``None`` for one that the step wrote.
+    """
+
+    place: Any
+    item: Any
+    outside: Any
 
 
 class ListRecord(Record):
@@ -38,16 +57,16 @@ class ListRecord(Record):
     Attributes:
         filled: all items were read.
         snapshot: the items as they were read.
-        placed: items that the step has written to an unread list at indices that change, in order.
+        edits: what the step has written to an unread list at indices that change, and removed from it, in order.
     """
 
-    NOTES = ("filled", "snapshot", "placed")
+    NOTES = ("filled", "snapshot", "edits")
 
     def __init__(self, heap: ShadowTableAPI, real: Any, shadow: Any, source: Source, base: Source) -> None:
         super().__init__(heap, real, shadow, source, base)
         self.filled = False
         self.snapshot: list[Any] = []
-        self.placed: list[tuple[Any, Any]] = []
+        self.edits: list[Edit] = []
         self._picked: dict[str, Source] = {}
 
     def fill(self) -> None:
@@ -65,12 +84,15 @@ class ListRecord(Record):
         for index, item in enumerate(list(base.__iter__(self.real))):
             base.append(self.shadow, self.heap.shadow(item, self.heap.sources.item(self.base, index)))
         self.snapshot = list(base.__iter__(self.shadow))
-        for place, item in self.placed:
-            self.shadow[int(place)] = item
+        for place, item, _ in self.edits:
+            if item is ABSENT:
+                del self.shadow[int(place)]
+            else:
+                self.shadow[int(place)] = item
         base.extend(self.shadow, tail)
 
     def reset(self) -> None:
-        self.placed = []
+        self.edits = []
         base = list if safe_isinstance(self.shadow, list) else deque
         base.clear(self.shadow)
         base.extend(self.shadow, self.snapshot)
@@ -78,8 +100,10 @@ class ListRecord(Record):
     def at(self, index: int) -> Any:
         """Returns the item at an index without reading the others; :data:`ABSENT` if that is not possible, or if the
         index counts from the start of a list that does not grow."""
-        if self.filled or self.placed or not self.plain or type(self.real) not in (list, deque):
+        if not self._is_unread:
             return ABSENT
+        if self.edits:
+            return self._after_edits(index)
         bound = self.real.maxlen if type(self.real) is deque else None
         if index >= 0:
             if not self.grows or index >= len(self.real) or (bound is not None and self.shadow):
@@ -101,13 +125,10 @@ class ListRecord(Record):
         Another call may find another item there, which is guarded as far as it is read: a container, a float or a
         tensor, not an object that the step is captured for.
         """
-        if self.filled or not self.plain or type(self.real) not in (list, deque):
+        if not self._is_unread:
             return ABSENT
-        if self.placed:
-            index = index + self.length() if index < 0 else index
-            for place, item in reversed(self.placed):
-                if index == place:
-                    return item
+        if self.edits:
+            return self._after_edits(index)
         if self.shadow:  # the step appended items, and a full deque has dropped others for them
             before = self.heap.length(len(self.real), self._length_source)
             appended = len(self.shadow)
@@ -115,21 +136,111 @@ class ListRecord(Record):
                 index = index + torch.sym_max(before + appended - self.real.maxlen, 0)
             if not 0 <= index < before:
                 return self.shadow[int(index - before)] if index >= before else ABSENT
+        return self._outside(index)
+
+    def place_at(self, index: Any, item: Any) -> bool:
+        """Writes an item at an index that the step computes from changing numbers, or at any index after such a write,
+        without reading the others; returns False if that is not possible."""
+        if (type(index) is int and not self.edits) or not self._takes_edits:
+            return False
+        place = self._place_of(index)
+        if place is ABSENT:
+            return False
+        if self.shadow and not place < self._length_outside():
+            self.shadow[int(place - self._length_outside())] = item
+            return True
+        return self._edit(place, item)
+
+    def remove(self, index: Any) -> bool:
+        """Removes the item at an index without reading the others; returns False if that is not possible."""
+        if not self._takes_edits:
+            return False
+        if type(index) is int and 0 < -index <= len(self.shadow):
+            del self.shadow[index]
+            return True
+        place = self._place_of(index, removes=True)
+        if place is ABSENT:
+            return False
+        if self.shadow and not place < self._length_outside(removes=True):
+            del self.shadow[int(place - self._length_outside())]
+            return True
+        return self._edit(place, ABSENT)
+
+    def take(self, index: Any) -> Any:
+        """Removes the item at an index and returns it, without reading the others; :data:`ABSENT` if that is not
+        possible."""
+        if not self._takes_edits:
+            return ABSENT
+        if self.edits or self.shadow or type(index) is not int:
+            item = self._after_edits(index, removes=True)
+        elif -len(self.real) <= index < len(self.real):
+            item = self.heap.shadow(self.real[index], self.heap.sources.item(self.base, index))
+        else:
+            return ABSENT
+        return item if item is not ABSENT and self.remove(index) else ABSENT
+
+    def lost(self) -> Iterator[tuple[Any, Any]]:
+        """Yields each item of the outside list that :attr:`edits` take from it, with what is in its place."""
+        for _, item, outside in self.edits:
+            if outside is not None:
+                yield self.real[outside if type(outside) is int else compat.hint_of(outside)], item
+
+    @property
+    def _is_unread(self) -> bool:
+        return not self.filled and self.plain and type(self.real) in (list, deque)
+
+    @property
+    def _takes_edits(self) -> bool:
+        """Returns True for an unread list of which single items may be written and removed."""
+        bound = self.real.maxlen if type(self.real) is deque else None
+        return self._is_unread and bound is None and len(self.edits) < _MOST_EDITS
+
+    def _edit(self, place: Any, item: Any) -> bool:
+        """Notes a change; returns False where the item that is lost may have to be seen."""
+        held, outside = self._before_edits(place)
+        if held is ABSENT:
+            lost, found = (self.real[outside], self.base) if type(outside) is int else self._pick(outside)
+            if found is None or not (type(lost) in _PICKED or is_plain(lost)):
+                return False
+        self.edits.append(Edit(place, item, outside))
+        return True
+
+    def _place_of(self, index: Any, removes: bool = False) -> Any:
+        """Returns an index counted from the start; :data:`ABSENT` for one that is out of range."""
+        length = self._length_outside(removes) + len(self.shadow)
+        index = index + length if index < 0 else index
+        return index if 0 <= index < length else ABSENT
+
+    def _after_edits(self, index: Any, removes: bool = False) -> Any:
+        """Returns the item at an index of a list that the step has changed; :data:`ABSENT` as of :meth:`at`."""
+        if type(index) is int and 0 < -index <= len(self.shadow):
+            return self.shadow[index]
+        place = self._place_of(index, removes)
+        if place is ABSENT:
+            return ABSENT
+        before = self._length_outside(removes)
+        if self.shadow and not place < before:
+            return self.shadow[int(place - before)]
+        item, outside = self._before_edits(place)
+        return self._outside(outside) if item is ABSENT else item
+
+    def _before_edits(self, place: Any) -> tuple[Any, Any]:
+        """Returns what the step has written at a place, or :data:`ABSENT` and the index in the outside list."""
+        for edit in reversed(self.edits):
+            if edit.item is ABSENT:
+                place = place + 1 if place >= edit.place else place
+            elif place == edit.place:
+                return edit.item, None
+        return ABSENT, place
+
+    def _outside(self, index: Any) -> Any:
+        """Returns an item of the outside list; :data:`ABSENT` if nothing finds it at each call."""
+        if type(index) is int:
+            return self.heap.shadow(self.real[index], self.heap.sources.item(self.base, index))
         found, picked = self._pick(index)
         if type(found) not in _PICKED or picked is None:
             return ABSENT
         return self.heap.shadow(found, picked)
-
-    def place_at(self, index: torch.SymInt, item: Any) -> bool:
-        """Writes an item at an index that the step computes from changing numbers, without reading the others; returns
-        False if that is not possible."""
-        if self.filled or self.shadow or not self.plain or type(self.real) is not list:
-            return False
-        found, picked = self._pick(index)
-        if picked is None or not (type(found) in _PICKED or is_plain(found)) or not 0 <= index < self.length():
-            return False
-        self.placed.append((index, item))
-        return True
 
     def _pick(self, index: torch.SymInt) -> tuple[Any, Source | None]:
         """Returns the item at an index that the prologue can compute, and where it is found at each call."""
@@ -144,23 +255,29 @@ class ListRecord(Record):
         found = pick(self.real, *(known[name][1] for name in names))
         return found, self._picked.setdefault(pick.label, self.heap.sources.picked(self.base, pick))
 
-    def length(self) -> Any:
-        """Returns the length, symbolic for one that changes; ``None`` if all items must be read for it."""
-        if self.filled or not self.plain or type(self.real) not in (list, deque):
-            return None
+    def _length_outside(self, removes: bool = False) -> Any:
+        """Returns the length without what the step has appended: symbolic if that changes, or if the step removes or
+        appends items."""
         source = self._length_source
-        if self.shadow or source.label in self.heap.specialization.symbolic_numbers:
-            length = self.heap.length(len(self.real), source) + len(self.shadow)
-            bound = self.real.maxlen if type(self.real) is deque else None
-            return length if bound is None else torch.sym_min(length, bound)
+        removed = sum(edit.item is ABSENT for edit in self.edits)
+        if removes or removed or self.shadow or source.label in self.heap.specialization.symbolic_numbers:
+            return self.heap.length(len(self.real), source) - removed
         self.heap.guard("length", self.base, len(self.real))
         return len(self.real)
+
+    def length(self) -> Any:
+        """Returns the length, symbolic for one that changes; ``None`` if all items must be read for it."""
+        if not self._is_unread:
+            return None
+        length = self._length_outside() + len(self.shadow)
+        bound = self.real.maxlen if type(self.real) is deque else None
+        return torch.sym_min(length, bound) if bound is not None and type(length) is torch.SymInt else length
 
     def part(self, bounds: slice) -> Any:
         """Returns the first or last items of a list that grows (``history[-10:]``) without reading the others;
         :data:`ABSENT` if that is not possible, or if there are fewer."""
         start, stop, step = bounds.start, bounds.stop, bounds.step
-        if not self.grows or self.placed or not self.plain or type(self.real) is not list or step not in (None, 1):
+        if not self.grows or self.edits or not self.plain or type(self.real) is not list or step not in (None, 1):
             return ABSENT
         if type(start) is int and start < 0 and stop is None:
             places = range(start, 0)
@@ -180,8 +297,9 @@ class ListRecord(Record):
 
     @property
     def holds_changing_numbers(self) -> bool:
-        """Returns True for an unread list or deque of numbers of which some, or how many they are, have changed."""
-        if self.filled or self.placed or not self.plain or type(self.real) not in (list, deque):
+        """Returns True for an unread list or deque of numbers of which some, or how many they are, have changed; the
+        step has written none of them, and removed none at a place that changes."""
+        if not self._is_unread or not all(edit.item is ABSENT and type(edit.place) is int for edit in self.edits):
             return False
         label, spec = self.base.label, self.heap.specialization
         changed = label in spec.unbounded_lists or label in spec.changed_lengths

@@ -48,8 +48,10 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     + ("and_", "or_", "xor", "eq", "ne", "lt", "le", "gt", "ge")
 }
 _COMPARISONS = frozenset((operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne))
+_RINGS = frozenset((operator.mul, operator.add, operator.sub))
+_FLOATS = (torch.float32, torch.float64)
 _COMPARES = int(np.__version__.partition(".")[0]) >= 2
-"""True if NumPy compares in the precision of the array, as torch does."""
+"""True if NumPy computes with Python's numbers in the precision of the array, as torch does."""
 _IN_PLACE = {f"i{name.rstrip('_')}": name for name in _OPERATORS}
 _MAY_RAISE = frozenset({"truediv", "floordiv", "mod", "pow"})
 """Operators that raise for some of Python's own numbers."""
@@ -68,6 +70,8 @@ _PLACES = (int, slice, type(None), type(Ellipsis))
 _ATTRIBUTES = frozenset({"shape", "size", "ndim", "dtype", "itemsize", "nbytes"})
 _INTERPRETED = ("torch", "lightning", "pytorch_lightning", "sidefx_train")
 """Libraries whose functions are interpreted also with such arrays: they keep or log them."""
+_MOST_ITERATED = 64
+"""Limit of items of an array that a loop takes one by one."""
 _MOST_ELEMENTS = 1 << 22
 """Limit of elements of a sample that a function computes."""
 
@@ -114,6 +118,8 @@ class DeferredArrays:
             return args[0]
         if type(fn) is types.MethodType and _holds(fn.__self__):
             fn, args = fn.__func__, (fn.__self__, *args)
+        if fn is int and alone and (tensor := self._computed(args[0])) is not None:
+            return self._world.interp.call(int, (tensor,), {})
         if _makes_view(fn, args) and not kwargs:
             return self._view(fn, args)
         return self._made(fn, args, kwargs) if _is_pure(fn, args, kwargs) else ABSENT
@@ -215,15 +221,57 @@ class DeferredArrays:
             made = self._world.guarded(value.fn, tuple(given), {})
         return made if safe_isinstance(made, torch.Tensor) else None
 
-    def _tensor_of(self, value: Any) -> torch.Tensor | None:
-        """Returns the tensor of one float over whose memory an array is, if nothing has written to it since."""
-        if type(value) is not DeferredArray or value.fn is not torch.Tensor.numpy or value.sample.ndim:
+    def as_index(self, value: Any) -> Any:
+        """Returns the tensor of integers whose array, or item of an array, ``value`` is, to index a tensor with; the
+        value itself for any other."""
+        if type(value) is tuple:
+            made = tuple(map(self.as_index, value))
+            return value if all(a is b for a, b in zip(made, value, strict=True)) else made
+        found = self._at(value.args[0] if type(value) is DeferredArray and value.fn is int else value)
+        return value if found is None or found.dtype != torch.int64 else found
+
+    def items(self, array: DeferredArray) -> Any:
+        """Returns an iterator over an array of known length; :data:`ABSENT` for a long one."""
+        sample = array.sample
+        if not array.exact or not _is_array(array) or not sample.ndim or not 0 < len(sample) <= _MOST_ITERATED:
+            return ABSENT
+        return iter([self._item(array, place) for place in range(len(sample))])
+
+    def _computed(self, value: Any) -> torch.Tensor | None:
+        """Returns the tensor that torch computes as NumPy computes a float of an array; ``None`` for another value."""
+        if type(value) is not DeferredArray or value.fn not in _RINGS or not _COMPARES:
+            found = self._at(value)
+            return found if found is not None and not found.ndim and found.dtype in _FLOATS else None
+        tensors = [self._computed(each) for each in value.args]
+        plain = [type(each) in (int, float) for each in value.args]
+        if [each is None for each in tensors] != plain or sum(plain) != 1:
+            return None
+        given = [each if made is None else made for each, made in zip(value.args, tensors, strict=True)]
+        with torch.no_grad():
+            made = self._world.guarded(value.fn, tuple(given), {})
+        return made if safe_isinstance(made, torch.Tensor) else None
+
+    def _at(self, value: Any) -> torch.Tensor | None:
+        """Returns the tensor over whose memory an array is, or its part at constant places, if nothing has written to
+        it since; ``None`` for another value."""
+        if type(value) is not DeferredArray:
+            return None
+        if value.fn is operator.getitem:
+            held = self._at(value.args[0])
+            return None if held is None else self._world.interp.getitem(held, value.args[1])
+        if value.fn is not torch.Tensor.numpy:
             return None
         held = value.args[0]
         if type(held) is TensorSnapshot:
             held = held.fake if len(self._world.writes.to(held.fake)) == held.writes else None
-        known = type(held) is compat.FakeTensor and held.dtype in (torch.float32, torch.float64)
-        return held if known else None
+        return held if type(held) is compat.FakeTensor else None
+
+    def _tensor_of(self, value: Any) -> torch.Tensor | None:
+        """Returns the tensor of one float over whose memory an array is, if nothing has written to it since."""
+        if type(value) is not DeferredArray or value.fn is not torch.Tensor.numpy or value.sample.ndim:
+            return None
+        held = self._at(value)
+        return held if held is not None and held.dtype in _FLOATS else None
 
     def _is_operand(self, value: Any) -> bool:
         if type(value) is DeferredArray:

@@ -330,6 +330,10 @@ def container_method(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwar
         if name == "extend" and len(args) == 1:
             fn(world.interp.iterate(args[0]))
             return None
+        if name == "popleft" and not args:
+            return record.take(0)
+        if name == "pop" and len(args) < 2 and all(type(index) in (int, torch.SymInt) for index in args):
+            return record.take(*args or (-1,))
         return ABSENT
     if safe_isinstance(record, SetRecord):
         record.look()
@@ -471,7 +475,7 @@ def convert_number(world: CaptureContext, kind: type, args: tuple[Any, ...]) -> 
         found = world.computed_numbers.call(kind, (value,), {})
         return world.guarded(kind, (concrete(value),), {}) if found is ABSENT else found
     if kind is int:
-        found = computed_integer(world, int, args)
+        found = computed_integer(world, int, (value,))
         if found is not ABSENT:
             return found
         if no_integer(world, value):

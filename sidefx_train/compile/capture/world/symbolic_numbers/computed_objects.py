@@ -24,6 +24,7 @@ from sidefx_train.compile.capture.world.symbolic_numbers.program_writer import P
 from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.host_programs import OBJECTS, OF_NUMPY, HostProgram, ObjectCall, Slot, Step
 from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.guards.source import Source
@@ -63,6 +64,8 @@ _FUNCTIONS: frozenset[Any] = _MAKERS | frozenset(
 
 _LITERALS = (bool, int, float, type(None), slice, *OBJECTS, *OF_NUMPY)
 _MOST_STEPS = 16
+_MOST_MODULES = 8
+"""Limit of modules among which a number that changes chooses: each is captured."""
 
 
 class ComputedObjects:
@@ -101,6 +104,22 @@ class ComputedObjects:
         if type(attribute) is types.MethodDescriptorType:
             return types.MethodType(attribute, value)
         return ABSENT if attribute is ABSENT or callable(attribute) else self.call(getattr, (value, name), {})
+
+    def name_of_module(self, modules: dict[Any, Any], name: DeferredValue) -> Any:
+        """Returns the text under which a dict of a few modules has one, which is guarded: the module decides what is
+        captured; :data:`ABSENT` for another dict or key."""
+        heap, made = self._world.heap, self._how(name)
+        record = heap.record_of(modules)
+        held = modules if record is None else record.real
+        if made is None or len(held) > _MOST_MODULES:
+            return ABSENT
+        text, program = self._value(made)
+        found = dict.get(held, text) if type(text) is str else None
+        if not safe_isinstance(found, (torch.nn.Module, torch.nn.Parameter)):
+            return ABSENT
+        label = f"{trace_rules.describe(made[0])}(...)"
+        heap.guard("equal", heap.sources.item(heap.sources.computed(program, label), 0, label), text)
+        return text
 
     def _object(self, value: Any, source: Source, made: _Made) -> DeferredValue:
         heap = self._world.heap

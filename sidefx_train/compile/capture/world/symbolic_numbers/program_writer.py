@@ -49,6 +49,9 @@ _ON_INTEGERS = frozenset(
 )
 """Operators that do so for integers; of floats, autocast may change what they compute."""
 
+_ON_ONE_FLOAT = frozenset((aten.add, aten.sub, aten.mul, aten.div, aten.floor, aten.ceil, aten.trunc, aten.round))
+"""Operators that do so for one float in single or double precision, each of whose results has one rounding."""
+
 _ON_NUMBERS = frozenset(
     (operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.pow)
     + (operator.neg, operator.pos, operator.lshift, operator.rshift, operator.and_, operator.or_, operator.xor)
@@ -59,6 +62,13 @@ _MOST_OPERATIONS = 24
 
 _MOST_ELEMENTS = 1 << 16
 _LITERALS = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+def _is_one_number(value: Any) -> bool:
+    if not safe_isinstance(value, torch.Tensor):
+        return True
+    known = value.dtype in (torch.float32, torch.float64, torch.int64)
+    return known and all(type(size) is int and size == 1 for size in value.shape)
 
 
 class Written(NamedTuple):
@@ -141,7 +151,8 @@ class ProgramWriter:
         inputs = [each.meta.get("val") for each in node.all_input_nodes]
         whole = not any(safe_isinstance(value, torch.Tensor) and value.dtype.is_floating_point for value in inputs)
         schema = getattr(node.target, "_schema", None)
-        known = packet in _ON_ANY or (packet in _ON_INTEGERS and whole)
+        one = all(_is_one_number(value) for value in (*inputs, held))
+        known = packet in _ON_ANY or (packet in _ON_INTEGERS and whole) or (packet in _ON_ONE_FLOAT and one)
         return known and schema is not None and not schema.is_mutable
 
     def _is_readable(self, held: torch.Tensor) -> bool:

@@ -83,6 +83,7 @@ def host_value(world: CaptureContext, tensor: Any) -> Any:
         return None
     number = _computed(world, world.tracer.node_of(tensor), None)
     if number is None:
+        world.random_draws.of_torch.foretell(world.tracer.node_of(tensor))
         return world.host_reads.number(tensor)
     return world.truth(number) if tensor.dtype is torch.bool else number
 

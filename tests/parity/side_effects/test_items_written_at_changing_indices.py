@@ -263,3 +263,19 @@ def test_an_item_is_not_written_if_the_step_fails():
         1.0,
         7.0,
     ]  # eager writes the item before the lookup
+
+
+@pytest.mark.parametrize("place", [0, -1, 2])
+def test_a_deque_takes_no_index_to_pop(place):
+    kept = deque(torch.zeros(2) for _ in range(4))
+
+    def step(x):
+        kept.pop()
+        kept.append(x * 2)
+        return kept.pop(place)
+
+    run = sidefx_train.compile(step, backend="eager", warmup="now")
+    for _ in range(3):
+        with pytest.raises(TypeError, match="takes no arguments"):
+            run(torch.ones(2))
+        assert len(kept) == 4 and kept[-1].tolist() == [2.0, 2.0]

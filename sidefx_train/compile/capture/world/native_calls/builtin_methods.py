@@ -332,7 +332,8 @@ def container_method(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwar
             return None
         if name == "popleft" and not args:
             return record.take(0)
-        if name == "pop" and len(args) < 2 and all(type(index) in (int, torch.SymInt) for index in args):
+        most = 1 if safe_isinstance(record.real, list) else 0
+        if name == "pop" and len(args) <= most and all(type(index) in (int, torch.SymInt) for index in args):
             return record.take(*args or (-1,))
         return ABSENT
     if safe_isinstance(record, SetRecord):

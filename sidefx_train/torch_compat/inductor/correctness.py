@@ -21,17 +21,16 @@ seen.
 | ``small_arguments`` | ``atanh`` (in 2.13 ``expm1``) of vectors loses the digits of small numbers | 2.13 to 2.15 |
 | ``index_arrays`` | loads use an array that a store behind them creates: C++ that cannot be compiled | 2.13 |
 | (always on) | two draws with equal arguments, such as ``torch.normal``, are one; so are 0.0 and -0.0 | 2.13 |
-| (always on) | the interpreter's recursion limit is raised for good | 2.13 |
 
 Arguments that its patterns ignore are written out by ``compile/backend/passes/inductor_workarounds.py``.
-What CSE merges is in ``common_subexpressions.py``, arithmetic with zero in ``zero_arithmetic.py``.
+What CSE merges is in ``common_subexpressions.py``, arithmetic with zero in ``zero_arithmetic.py``;
+what Inductor changes in the process is put back in ``compile.py``.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import sys
 import types
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
@@ -51,21 +50,6 @@ _IN_FORMAT_OF_ARGUMENT = frozenset(
     {torch.ops.aten.replication_pad2d_backward.default, torch.ops.aten.replication_pad3d_backward.default}
 )
 """Operators whose results have the memory format of an argument, unlike those of their fake implementations."""
-
-
-@contextmanager
-def recursion_limit_kept() -> Iterator[None]:
-    """Restores the interpreter's recursion limit.
-
-    Upstream: ``compile_fx`` raises the limit to 2000 and leaves it so; a program that reads it sees another value.
-    Seen in torch 2.13.
-    """
-    limit = sys.getrecursionlimit()
-    try:
-        yield
-    finally:
-        if sys.getrecursionlimit() != limit:
-            sys.setrecursionlimit(limit)
 
 
 @contextmanager
@@ -440,36 +424,6 @@ def _copied_results(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
                     copies[node].meta = {**node.meta, "val": value.clone()}
             user.replace_input_with(node, copies[node])
     return copies
-
-
-class _DrawsApart:
-    """The module ``torch`` with random numbers from generators of its own."""
-
-    def __init__(self, module: Any) -> None:
-        self._module = module
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
-
-    def randn(self, *size: Any, dtype: Any = None, device: Any = None) -> torch.Tensor:
-        made = torch.empty(*size, dtype=dtype, device=device)
-        return made.normal_(generator=torch.Generator(made.device).manual_seed(0))
-
-    def randn_like(self, tensor: torch.Tensor) -> torch.Tensor:
-        return torch.empty_like(tensor).normal_(generator=torch.Generator(tensor.device).manual_seed(0))
-
-
-@contextmanager
-def padding_draws_apart() -> Iterator[None]:
-    """Keeps the random stream of the program where padded matrix products are timed on an accelerator.
-
-    Upstream: the operands are drawn from the default generator, so that a step draws other numbers in the process that
-    compiles it than in one that finds the choice in the cache. Seen in torch 2.11 to 2.15.
-    """
-    from torch._inductor.fx_passes import pad_mm
-
-    with replaced(pad_mm, "torch", _DrawsApart):
-        yield
 
 
 @contextmanager

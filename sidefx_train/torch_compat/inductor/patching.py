@@ -1,4 +1,4 @@
-"""Replaces functions of torch temporarily."""
+"""Replaces functions of torch, and targets of nodes, temporarily."""
 
 from __future__ import annotations
 

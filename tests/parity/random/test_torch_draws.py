@@ -226,3 +226,27 @@ def test_bounds_that_a_tensor_does_not_hold():
 
     report = parity(make, steps=4, captures=None, whole=False)
     assert {found.code for found in report.breaks} == {"SFX110"}
+
+
+def test_rows_in_random_order_under_inductor():
+    """Mixup, whose batch gets another size."""
+    model = torch.nn.Linear(WIDTH, WIDTH)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(x):
+        optimizer.zero_grad()
+        y = model(x)
+        loss = (0.3 * y + 0.7 * y[torch.randperm(len(x))]).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = []
+    for run in (step, sidefx_train.compile(step, rng="eager", fullgraph=True, on_failure="raise", warmup="now")):
+        model.load_state_dict(before)
+        torch.manual_seed(3)
+        found.append([run(torch.randn(rows, WIDTH)) for rows in (6, 6, 7, 8, 6)] + [model.weight.detach().clone()])
+    for want, have in zip(*found, strict=True):
+        torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-5)
+    assert run.report().replays == 5 and len(run.report().captures) == 2

@@ -128,7 +128,7 @@ def test_every_empty_output_of_an_operator_with_several_is_filled(name, empty):
 
     torch.manual_seed(0)
     square, b = torch.randn(4, 4), torch.randn(4, 2)
-    for _ in range(3):  # each compiles anew
+    for _ in range(3):  # each captures the step again
         compiled = sidefx_train.compile(step, backend="eager", warmup="now")
         mine, eager = ([torch.empty(0) for _ in range(3 if empty == "outside" else 0)] for _ in range(2))
         for have, want in zip(compiled(square, b, *mine), step(square, b, *eager), strict=True):

@@ -106,7 +106,7 @@ class Block(nn.Module):
 
     def _running(self, x: Any, *_: Any) -> Any:
         with torch.no_grad():
-            self.running.lerp_(x.mean((0, 1)), 0.1)
+            self.running.lerp_(x.mean((0, 1)).to(self.running.dtype), 0.1)
         return x - self.running
 
     def _history(self, x: Any, *_: Any) -> Any:

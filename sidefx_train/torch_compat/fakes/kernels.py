@@ -1,5 +1,5 @@
-"""Fake kernels that torch lacks or has wrong: CTC loss, grouped products; for symbolic sizes also resampling, tests
-whether all or any are true, and operators whose C++ kernel wants plain numbers."""
+"""Fake kernels that torch lacks or has wrong: CTC loss, grouped products; for symbolic numbers also variances,
+resampling, tests whether all or any are true, and operators whose C++ kernel wants plain numbers."""
 
 from __future__ import annotations
 
@@ -60,6 +60,46 @@ FOR_SYMBOLS = _with_python_kernels(
 
 Their Python kernels give the same strides without. A scan of all operators with symbolic sizes found these.
 """
+
+
+def know_numbers() -> None:
+    """Registers fake kernels of :data:`FOR_NUMBERS` that do not read symbolic floats: torch's own specialize them."""
+    from torch._subclasses import fake_impls
+
+    for op in FOR_NUMBERS:
+        if op not in fake_impls.op_implementations_dict:
+            fake_impls.register_op_impl(op)(_without_numbers)
+    for op in _VARIANCES:
+        if op not in fake_impls.FAST_OP_IMPLEMENTATIONS:
+            fake_impls.register_fast_op_impl(op)(partial(_variance_of_symbolic_sizes, op))
+
+
+_VARIANCES = tuple(getattr(torch.ops.aten, name).correction for name in ("std", "std_mean", "var", "var_mean"))
+FOR_NUMBERS: frozenset[Any] = frozenset(
+    (*_VARIANCES, torch.ops.aten.multi_margin_loss.default, torch.ops.aten.multi_margin_loss_backward.default)
+)
+"""Operators whose fake kernels :func:`know_numbers` registers.
+
+Sizes and strides of their results do not depend on a number, and all of their numbers may be 1.
+"""
+
+
+def _without_numbers(mode: Any, func: Any, *args: Any, **named: Any) -> Any:
+    if not any(isinstance(value, torch.SymFloat) for value in (*args, *named.values())):
+        return NotImplemented
+    with mode:
+        return func(*map(_plain, args), **{name: _plain(value) for name, value in named.items()})
+
+
+def _variance_of_symbolic_sizes(op: Any, mode: Any, *args: Any, **named: Any) -> Any:
+    from torch._decomp import decomposition_table
+
+    with mode:
+        return decomposition_table[op](*args, **{name: _plain(value) for name, value in named.items()})
+
+
+def _plain(value: Any) -> Any:
+    return 1.0 if isinstance(value, torch.SymFloat) else value
 
 
 def know_trilinear() -> None:

@@ -40,10 +40,14 @@ OTHER_DIMENSIONS = [
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(map(str, options.values())))
 @pytest.mark.every(4)
 def test_sizes_that_change(options, images):
-    check(options, lambda n: (n, 2, *((n + 2, 2 * n) if images else (4, 6))))
+    check(options, lambda n: (n, 2, *((n + 3, 2 * n) if images else (4, 6))))
 
 
-def check(options, size, memory_format=torch.contiguous_format):
+def test_a_height_of_one_has_a_capture_of_its_own_like_every_size_of_one():
+    check({"scale_factor": 0.37, "mode": "bilinear"}, lambda n: (n, 2, n + 2, 2 * n), captures=3)
+
+
+def check(options, size, memory_format=torch.contiguous_format, captures=2):
     def step(x):
         x = x.clone().requires_grad_()
         made = F.interpolate(x, **options)
@@ -56,7 +60,7 @@ def check(options, size, memory_format=torch.contiguous_format):
         for wanted, made in zip(step(x), captured(x), strict=True):
             assert torch.equal(wanted, made) and wanted.stride() == made.stride()
     report = captured.report()
-    assert report.replays == 4 and len(report.captures) == 2 and not report.breaks
+    assert report.replays == 4 and len(report.captures) == captures and not report.breaks
 
 
 @pytest.mark.parametrize(("dimensions", "options"), OTHER_DIMENSIONS)

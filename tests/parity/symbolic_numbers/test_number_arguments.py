@@ -55,6 +55,7 @@ STEPS = {
     "variance": lambda x, v: x.var(1, correction=v * 3),
     "deviation": lambda x, v: torch.std(x, (0, 1), correction=v * 3),
     "variance and mean": lambda x, v: torch.stack(torch.var_mean(x, correction=v * 3)),
+    "correction": lambda x, v: torch.std(x, 1, correction=int(v * 100) % 3),
     "elu": lambda x, v: F.elu(x, v),
     "leaky relu": lambda x, v: F.leaky_relu(x, v),
     "softplus": lambda x, v: F.softplus(x, v),
@@ -127,13 +128,12 @@ FUSED = (
     *("dropout", "lerp", "huber", "norm", "elu", "hardtanh", "addmm", "attention", "normal", "momentum"),
     *("random slopes", "margin of classes", "normal numbers", "place among numbers", "place among integers", "bucket"),
     *("new tensor", "eps of a batch norm", "eps in evaluation", "eps of an instance norm", "eps of an rms norm"),
-    *("celu", "deviation", "spaced", "spaced by a factor", "tolerance", "times a logarithm"),
-    *("times a logarithm of one more", "zeta", "polynomial", "among numbers"),
+    *("celu", "deviation", "variance and mean", "correction", "spaced", "spaced by a factor", "tolerance"),
+    *("times a logarithm", "times a logarithm of one more", "zeta", "polynomial", "among numbers"),
 )
 
 
 COMPILED = [(name, backend) for backend in ("aot_eager", "inductor") for name in FUSED]
-COMPILED.remove(("margin of classes", "aot_eager"))  # captured at each value
 
 
 @pytest.mark.parametrize(("name", "backend"), COMPILED)

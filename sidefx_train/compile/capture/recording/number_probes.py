@@ -94,18 +94,19 @@ class Probes:
             kwargs: the same, by name.
             single: rounds a symbolic float to float32; ``None`` if it cannot.
         """
+        if str(getattr(fn, "__name__", "")) in _VARIANCES and type(kwargs.get("correction")) is torch.SymInt:
+            kwargs = {**kwargs, "correction": torch.sym_float(kwargs["correction"])}
         call = fn, args, kwargs
         owner = getattr(fn, "__self__", None)
         if safe_isinstance(owner, torch.Tensor):  # those of other classes get no probe: a trial would write to them
             fn, args = getattr(torch.Tensor, fn.__name__), (owner, *args)
-        if str(getattr(fn, "__name__", "")) in _VARIANCES and type(kwargs.get("correction")) is torch.SymInt:
-            kwargs = {**kwargs, "correction": torch.sym_float(kwargs["correction"])}
         numbers = _numbers(fn, args, kwargs)
         if not numbers:
             return call
         if not compat.inside_transform() and (probed := self._probed(fn, numbers, args, kwargs, single)) is not None:
             return probed
-        if str(fn.__name__).strip("_") in _POWERS and compat.POWERS_HIDE_NUMBER:
+        name = str(fn.__name__).strip("_")
+        if name in _VARIANCES or (name in _POWERS and compat.POWERS_HIDE_NUMBER):
             return (fn, *_with(numbers, [float(number) for number in numbers], (args, kwargs)))
         return call
 
@@ -155,14 +156,17 @@ class Probes:
         self, fn: Any, numbers: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any], single: Callable[[Any], Any]
     ) -> Any:
         """Returns a call with probes in place of its symbolic floats; ``None`` where that is not needed, or wrong."""
-        totals = _reduced(*args[:2], **kwargs) if str(fn.__name__) in _VARIANCES else frozenset()
+        of_variance = str(fn.__name__) in _VARIANCES  # whose derivative reads the number
+        totals = _reduced(*args[:2], **kwargs) if of_variance else frozenset()
         limits = (
             [-math.inf, *map(float, sorted(totals)), math.inf] if totals else _limits(str(fn.__name__), args, kwargs)
         )
         found = [_between(compat.hint_of(number), limits) for number in numbers]
         between = [place for place in found if place is not None]
         sizes = _sizes((*args, *kwargs.values()))
-        if sizes is None or len(between) < len(numbers) or not _specializes(fn, numbers, args, kwargs):
+        if sizes is None or len(between) < len(numbers):
+            return None
+        if not of_variance and not _specializes(fn, numbers, args, kwargs):
             return None
         streams, constants, tried = [], [], []
         for _ in range(2):

@@ -97,6 +97,8 @@ def check_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
         compat.know_trilinear()
     if func in compat.TRUTH_TESTS:
         compat.know_truth_tests()
+    if func in compat.FOR_NUMBERS:
+        compat.know_numbers()
     if getattr(func, "overloadpacket", None) is aten._ctc_loss:
         compat.know_ctc_loss()
     if func in _INDEXED_WRITES and args[2].dtype != args[0].dtype:

@@ -44,7 +44,7 @@ from sidefx_train.compile.pipeline import next_specialization
 from sidefx_train.compile.pipeline.captured import CaptureBroke, Captured, CaptureFailed, StopGuard
 from sidefx_train.compile.pipeline.guard_collection import all_guards, separate_objects, stop_guard, symbols
 from sidefx_train.compile.pipeline.replaced_builtins import replaced_arithmetic
-from sidefx_train.compile.pipeline.step_invariants import counters, first_self_invalidated
+from sidefx_train.compile.pipeline.step_invariants import counters, first_self_invalidated, replaced_tensors
 from sidefx_train.compile.residual.generate import Residual, plan
 from sidefx_train.errors import BackendError, Unsupported
 
@@ -265,6 +265,9 @@ class CaptureRun:
         counted = counters(world, effects) - spec.symbolic_numbers  # infinity stays a constant
         if counted:
             return replace(spec, symbolic_numbers=spec.symbolic_numbers | counted)
+        replaced = replaced_tensors(world, effects) - spec.refetched
+        if replaced:
+            return replace(spec, refetched=spec.refetched | replaced)
         if self.point is None and spec.native_rest:
             rest = world.decisions.rest(spec.graph_decisions, world.heap.is_part)
             if rest is not None:

@@ -1,4 +1,4 @@
-"""Numbers that a step itself changes: counters, and guards that the step invalidates."""
+"""What a step itself changes: counters, tensors that it replaces, and guards that it invalidates."""
 
 from __future__ import annotations
 
@@ -33,6 +33,23 @@ def counters(world: TraceWorld, effects: SideEffects) -> frozenset[str]:
     }
     changed = _changed(world.heap.sources, effects)
     return frozenset(label for label in changed if label in exact and _is_number(changed[label]))
+
+
+def replaced_tensors(world: TraceWorld, effects: SideEffects) -> frozenset[str]:
+    """Returns labels of tensors that the step read as the ones they are, and then replaced: each call has another."""
+    held = {
+        guard.source.label: guard.value
+        for guard in world.heap.guards.values()
+        if guard.kind == "is" and isinstance(guard.value, torch.Tensor)
+    }
+    changed = _changed(world.heap.sources, effects) if held else {}
+    found = {label: changed[label] for label in held if isinstance(changed.get(label), torch.Tensor)}
+    return frozenset(label for label, value in found.items() if value is not _shadow(world, held[label]))
+
+
+def _shadow(world: TraceWorld, real: torch.Tensor) -> Any:
+    record = world.heap.by_real.get(id(real))
+    return record.shadow if record is not None else None
 
 
 def first_self_invalidated(world: TraceWorld, guards: Iterable[Guard], effects: SideEffects) -> str:

@@ -178,3 +178,55 @@ def test_background_compilation_compiles_nothing_for_one_call():
     assert len(report.captures) == 1, str(report)
     assert report.captures[0].trigger == "first call"
     assert report.replays >= 4, str(report)
+
+
+class KeepsNew(torch.optim.Optimizer):
+    """Replaces all tensors of its state at each step, as optimizers with a quantized or factored state do."""
+
+    NAMES = ("mean", "square", "row", "column", "scale")
+
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state.update({name: torch.zeros_like(p) for name in self.NAMES})
+                for i, name in enumerate(self.NAMES):
+                    state[name] = state[name] * 0.5 + p.grad * i
+                p -= group["lr"] * sum(state[name] for name in self.NAMES)
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_all_tensors_that_a_step_replaces_are_learned_in_one_capture(backend):
+    def make() -> Program:
+        model = nn.Linear(3, 2)
+        optimizer = KeepsNew(model.parameters())
+
+        def step(x):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return Program(step, batch, (model, optimizer))
+
+    report = parity(make, steps=6, backend=backend, captures=2)  # without a state, and with one
+    assert not report.fallbacks, str(report)
+
+
+def test_a_tensor_that_passes_from_one_name_to_another():
+    def make() -> Program:
+        box = {"new": torch.ones(2), "old": torch.zeros(2), "oldest": torch.zeros(2)}
+
+        def step(x):
+            box["oldest"], box["old"], box["new"] = box["old"], box["new"], box["old"] + x.mean()
+            return box["oldest"] is box["old"]
+
+        return Program(step, batch, box)
+
+    assert len(parity(make, steps=6, backend="eager", captures=None).captures) <= 2

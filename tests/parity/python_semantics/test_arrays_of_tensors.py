@@ -284,3 +284,20 @@ def test_logged_in_a_module_of_lightning(tmp_path):
     callback = sidefx_train.SideFXCompile(backend="eager", warmup="now")
     assert equal(fitted([]), fitted([callback]))
     assert not callback.report.breaks
+
+
+def test_an_array_whose_length_only_the_graph_knows():
+    """Pairs of samples with equal labels, as losses of metric learning choose them: a part ends before ``numpy``."""
+
+    def step(x, y):
+        first, second = torch.where((y[:, None] == y).fill_diagonal_(False))
+        _, chosen = np.unique(y[first].cpu().numpy(), return_index=True)
+        return x[first[chosen]].sum(), second[chosen]
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    for i in range(4):
+        generator = torch.Generator().manual_seed(i)
+        x, y = torch.randn(16, 4, generator=generator), torch.randint(0, 4, (16,), generator=generator)
+        for wanted, made in zip(step(x, y), compiled(x, y), strict=True):
+            assert torch.equal(wanted, made)
+    assert not compiled.report().fallbacks, str(compiled.report())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -224,3 +226,24 @@ def test_tensor_as_a_size(dtype):
         report = captured.report()
         assert not report.breaks and not report.fallbacks
         assert report.graph_count <= 2
+
+
+@pytest.mark.parametrize(
+    "function",
+    [math.sqrt, math.cos, math.floor, math.isfinite, lambda t: math.pow(t + 1, 0.5), lambda t: math.atan2(2, t)],
+    ids=["sqrt", "cos", "floor", "isfinite", "pow", "atan2"],
+)
+def test_a_function_of_math_reads_a_tensor(function):
+    """A counter of an optimizer that is a tensor, as MADGRAD's: ``math.pow(state["k"] + 1, 0.5)``."""
+
+    def step(weight, count):
+        weight.mul_(0.1 + function(count))
+        count.add_(1)
+        return function(count)
+
+    captured = sidefx_train.compile(step, backend="eager")
+    worlds = [(torch.ones(3), torch.tensor([1])) for _ in range(2)]
+    for _ in range(20):
+        assert step(*worlds[0]) == captured(*worlds[1])
+        same(worlds[0], worlds[1], "state", exact=True)
+    assert len(captured.report().captures) == 1 and not captured.report().breaks, str(captured.report())

@@ -1,4 +1,4 @@
-"""einops, jaxtyping, beartype and torch's parametrizations inside a captured step."""
+"""einops, einx, jaxtyping, beartype and torch's parametrizations inside a captured step."""
 
 from __future__ import annotations
 
@@ -33,6 +33,21 @@ def einops_layers() -> Program:
     layers = pytest.importorskip("einops.layers.torch")
     fold = layers.Rearrange("b (h d) -> b d h", h=2)
     return trained(cross_entropy, nn.Sequential(nn.Linear(6, 6), fold, nn.Flatten(), nn.Linear(6, 3)))
+
+
+# ---------------------------------------------------------------------- einx
+def einx_operations() -> Program:
+    einx = pytest.importorskip("einx")
+
+    def loss(model, x, y):
+        hidden = einx.id("(b c) d -> b c d", model(x), c=1)
+        hidden = einx.add("b c d, d -> b c d", hidden, torch.ones(3)) + einx.dot(
+            "b c d, d e -> b c e", hidden, torch.eye(3)
+        )
+        chosen = einx.get_at("b [d], b -> b", einx.mean("b [c] d", hidden), y)
+        return F.cross_entropy(hidden.flatten(1), y) - chosen.mean()
+
+    return trained(loss)
 
 
 # ---------------------------------------------------------------------- runtime type checkers
@@ -115,6 +130,7 @@ def cached_parametrization() -> Program:
 CASES = [
     einops_functions,
     einops_layers,
+    einx_operations,
     jaxtyped,
     beartyped,
     weight_norm,

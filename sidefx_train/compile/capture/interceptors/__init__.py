@@ -29,6 +29,7 @@ from sidefx_train.compile.capture.interceptors.tensors import place_in_storage a
 from sidefx_train.compile.capture.interceptors.tensors import symbolic_sizes as symbolic_sizes
 from sidefx_train.compile.capture.interceptors.tensors import tensor_copies as tensor_copies
 from sidefx_train.compile.capture.interceptors.tensors import tensor_from_numbers as tensor_from_numbers
+from sidefx_train.compile.capture.interceptors.third_party import einx as einx
 from sidefx_train.compile.capture.interceptors.third_party import metrics as metrics
 from sidefx_train.compile.capture.interceptors.third_party import nan_checks as nan_checks
 from sidefx_train.compile.capture.interceptors.third_party import pandas_index as pandas_index

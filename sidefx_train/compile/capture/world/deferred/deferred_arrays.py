@@ -98,6 +98,9 @@ class DeferredArrays:
                 one = torch.ones((), dtype=tensor.dtype).numpy()
             except TypeError:  # NumPy has no such dtype
                 return ABSENT
+        symbolic = [size for size in tensor.shape if safe_isinstance(size, compat.SYMBOLS)]
+        if any(map(compat.is_unbacked, symbolic)):  # it may have no elements
+            return ABSENT
         sizes = [int(compat.hint_of(size)) if safe_isinstance(size, compat.SYMBOLS) else size for size in tensor.shape]
         exact = all(type(size) is int for size in tensor.shape)
         if 0 in sizes:

@@ -367,12 +367,21 @@ _MOST_COMPARED = 64
 
 
 _TO_INTEGER = (math.floor, math.ceil, math.trunc)
+_OF_INTEGERS = ("comb", "factorial", "gcd", "isqrt", "lcm", "ldexp", "perm", "trunc")
+_OF_ITERABLES = ("dist", "fsum", "prod", "sumprod")
+_OF_FLOATS = frozenset(
+    fn for name, fn in vars(math).items() if callable(fn) and name not in (*_OF_INTEGERS, *_OF_ITERABLES)
+)
+"""Functions that convert each argument with ``float``, a tensor of one element, too."""
 
 
 def number_function(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Functions of numbers that keep a symbolic argument symbolic; others get its value, which is guarded."""
     if type(fn).__hash__ is None:  # an object with a comparison of its own, such as a key of `functools.cmp_to_key`
         return ABSENT
+    if fn in _OF_FLOATS and not kwargs and any(safe_isinstance(value, torch.Tensor) for value in args):
+        converted = [world.interp.call(float, (x,), {}) if safe_isinstance(x, torch.Tensor) else x for x in args]
+        return world.interp.call(fn, tuple(converted), {})
     if kwargs or not any(safe_isinstance(value, compat.SYMBOLS) for value in args):
         return world.computed_numbers.call(fn, args, kwargs)
     found = number_subclasses.slot_operator(world, fn, args)

@@ -2,8 +2,9 @@
 
 A cache created in the step is C code around a function that re-enters the interpreter. The contents of an outside cache
 are unknown: its function is interpreted at the first call with the same arguments in a step. This gives the cached
-value if the function has no other effects and its value depends only on the arguments, which is checked; others are
-called natively, at a graph break. A function under ``torch.compiler.assume_constant_result`` is called during the
+value if the function has no other effects and its value depends only on the arguments, which is checked. Where it
+depends on more, such as ``dist.is_initialized()``, the cache itself is asked, again at each call of the step. Others
+are called natively, at a graph break. A function under ``torch.compiler.assume_constant_result`` is called during the
 capture.
 """
 
@@ -11,11 +12,12 @@ from __future__ import annotations
 
 import functools
 import types
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.guards.guard import same_value
 from sidefx_train.compile.capture.guards.kinds.objects import cell_is_set
 from sidefx_train.compile.capture.shadows.definition_tracking import chains_of
 from sidefx_train.compile.capture.side_effects import collect
@@ -27,6 +29,9 @@ from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstanc
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.guards.guard import Guard
     from sidefx_train.compile.capture.shadows.capture_context import CaptureContext
+
+
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, functools._lru_cache_wrapper)
 
 
 class Caches:
@@ -62,16 +67,17 @@ def call(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwargs: dict[str
     if is_library(fn.__module__):
         value = world.interp.call(fn.__wrapped__, args, kwargs)
     else:
-        if not _follows(fn.__wrapped__):
-            reason = f"calls {fn.__qualname__}, a cached function whose value depends on more than its arguments"
-            world.heap.refuse("SFX111", reason)
+        if type(fn.__wrapped__) not in _FUNCTIONS:  # a method, a partial: it refers to an object
+            _refuse_more(world, fn)
         before, known = _traces(world), set(world.heap.guards)
         value = world.interp.call(fn.__wrapped__, args, kwargs)
-        read = [guard for key, guard in world.heap.guards.items() if key not in known]
-        if _traces(world) != before or not all(map(_finds_definition, read)):
+        read = [guard for guard_key, guard in world.heap.guards.items() if guard_key not in known]
+        if _traces(world) != before:
             world.heap.refuse(
                 "SFX111", f"calls {fn.__qualname__}, a cached function that does more than return a value"
             )
+        if not _follows(fn.__wrapped__) or not all(map(_finds_definition, read)):
+            value = _asked(world, fn, args, kwargs, value)
         if not is_plain(value) and not safe_isinstance(value, torch.Tensor):
             reason = (
                 f"calls {fn.__qualname__}, a cached function that returns the same {type(value).__qualname__} again"
@@ -80,6 +86,35 @@ def call(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwargs: dict[str
     if key is not None:
         world.caches.found[key] = value
     return value
+
+
+def _asked(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], computed: Any) -> Any:
+    """Returns the value in an outside cache, and guards it; calls the function, which has no effects, if it has none.
+
+    Args:
+        world: the capture.
+        fn: the cached function.
+        args: its arguments.
+        kwargs: the same, by name.
+        computed: what the function returns in the state that the step has made.
+    """
+    value: Any = ABSENT
+    if safe_isinstance(computed, compat.SYMBOLS) and not compat.is_unbacked(computed):
+        computed = compat.hint_of(computed)
+    if is_plain(args) and is_plain(tuple(kwargs.values())) and is_plain(computed):
+        with compat.real_world():
+            if same_value(fn.__wrapped__(*args, **kwargs), computed):  # else a miss would be stored before its time
+                value = fn(*args, **kwargs)
+    if not is_plain(value):
+        _refuse_more(world, fn)
+    with compat.real_world():
+        world.queries.guard(functools.partial(fn, *args, **kwargs), f"{fn.__qualname__}(...)")
+    return value
+
+
+def _refuse_more(world: CaptureContext, fn: Any) -> NoReturn:
+    reason = f"calls {fn.__qualname__}, a cached function whose value depends on more than its arguments"
+    world.heap.refuse("SFX111", reason)
 
 
 def constant_result(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -94,8 +129,6 @@ def constant_result(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 def _follows(fn: Any) -> bool:
     """Returns True if a function's result depends only on its arguments: it otherwise refers only to definitions."""
-    if type(fn) not in (types.FunctionType, types.BuiltinFunctionType, functools._lru_cache_wrapper):
-        return False  # a method, a partial: it refers to an object
     todo, seen = [fn], set()
     while todo:
         fn = todo.pop()

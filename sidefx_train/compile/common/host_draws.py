@@ -130,7 +130,7 @@ class TorchDraw(NamedTuple):
     """One draw of torch's default generator on the CPU.
 
     Attributes:
-        position: place of the number among the values; ``None`` for a draw before it.
+        position: place of the first number among the values; ``None`` for a draw that is not read.
         operator: the random operator.
         args: its arguments.
         kwargs: its keyword arguments.
@@ -377,9 +377,10 @@ class HostDraws:
             seeded = torch.default_generator.get_state()
             self._torch_before = seeded if self._torch_before is None else self._torch_before
             for each in self._of_torch:
-                number = each()
+                drawn = each()
                 if each.position is not None:
-                    self.values[each.position] = number.item()
+                    numbers = drawn.flatten().tolist()
+                    self.values[each.position : each.position + len(numbers)] = numbers
             if self._foretells:
                 torch.default_generator.set_state(seeded)
         return True

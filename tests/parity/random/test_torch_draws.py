@@ -72,6 +72,45 @@ def test_dropped_layers_whose_number_is_used_too():
     assert len(report.captures) <= 9 and not report.fallbacks
 
 
+VECTORS = {
+    "uniform": lambda n: torch.rand(n) < 0.4,
+    "list": lambda n: (torch.rand(n) < 0.4).tolist(),
+    "list of numbers": lambda n: [chance < 0.4 for chance in torch.rand(n).tolist()],
+    "one by one": lambda n: (torch.rand(n, dtype=torch.float64)[i] < 0.4 for i in range(n)),
+    "normal": lambda n: torch.randn(n) > 0.2,
+    "integers": lambda n: torch.randint(0, 2, (n,)),
+    "in place": lambda n: torch.zeros(n).uniform_(0.0, 2.0) < 0.8,
+    "normal in place": lambda n: torch.empty(n).normal_(1.0, 2.0) > 1.2,
+    "flags in place": lambda n: torch.empty(n).bernoulli_(0.4).bool(),
+    "numbers in place": lambda n: [torch.empty(()).uniform_() < 0.4 for _ in range(n)],
+}
+
+
+@pytest.mark.parametrize("draw", VECTORS.values(), ids=VECTORS)
+@pytest.mark.every(2)
+def test_layers_dropped_by_a_vector_of_numbers(draw):
+    def body(model, x):
+        y = model[0](x)
+        for layer, drop in zip(model[1:], draw(len(model) - 1), strict=True):
+            if not drop:
+                y = F.dropout(layer(y), 0.1)
+        return y.square().mean()
+
+    report = parity(stacked(body, layers=4), steps=24, captures=None, between=between)
+    assert len(report.captures) <= 8 and not report.fallbacks, str(report)
+
+
+def test_a_vector_on_which_a_step_decides_is_used_too():
+    def body(model, x):
+        chances = torch.empty(3).uniform_(0.5, 1.0)
+        y = model[0](x) * chances.sum()
+        if chances[1] > 0.75:
+            y = model[1](y) / chances[1]
+        return (y * (chances * 2).mean()).square().mean()
+
+    parity(stacked(body), steps=12, captures=2, between=between)
+
+
 @pytest.mark.parametrize("before", [lambda y: torch.bernoulli(y.sigmoid()), lambda y: torch.poisson(y.square())])
 def test_a_draw_that_depends_on_values_before_a_decision(before):
     def body(model, x):
@@ -177,6 +216,18 @@ def test_random_numbers_of_the_backend_agree_with_the_decision():
         found.append(chance.item())
     report = step.report()
     assert len(set(found)) == 12 and 1 <= len(report.captures) <= 2 and not report.breaks
+
+
+def test_vectors_of_the_backend_agree_with_the_decisions():
+    def step(x):
+        drawn = torch.empty(3).uniform_()
+        return drawn, x * 2 if drawn[0] < 0.5 else x, x * 2 if drawn[2] < 0.5 else x
+
+    captured = sidefx_train.compile(step)
+    for _ in range(12):
+        drawn, first, last = captured(torch.ones(2))
+        assert [first[0].item(), last[0].item()] == [2.0 if chance < 0.5 else 1.0 for chance in drawn[::2].tolist()]
+    assert not captured.report().breaks and not captured.report().fallbacks, str(captured.report())
 
 
 def test_eagers_numbers_under_inductor():

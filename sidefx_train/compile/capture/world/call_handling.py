@@ -211,12 +211,16 @@ class Calls:
         sizes = tuple(tensor.shape)
         if number is not None:
             return number if not sizes else functools.reduce(lambda made, _: [made], sizes, number)
+        drawn = self.world.random_draws.of_torch.listed(tensor)
+        if drawn is not None:
+            return drawn
         known = self.world.host_reads.listed(tensor)
         if known is not None:
             return _nested(iter(known), sizes)
         small = all(type(size) is int for size in sizes) and tensor.numel() <= _MOST_LISTED
         numbers = tensor.is_floating_point() or tensor.dtype is torch.int64
         if not (small and numbers and self.world.specialization.lists_numbers):
+            self.world.random_draws.of_torch.want((tensor,))
             self.world.host_reads.want((tensor,))
             self.heap.refuse("SFX106", "Tensor.tolist needs values that exist only when the graph runs")
         self.world.listed = True

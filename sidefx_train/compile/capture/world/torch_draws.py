@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -19,16 +20,29 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
-_NUMBERS = frozenset({aten.rand, aten.randn, aten.randint})
+_NUMBERS = frozenset({aten.rand, aten.randn, aten.randint, aten.uniform_, aten.normal_, aten.bernoulli_})
 _BY_LAYOUT = frozenset(
-    (*_NUMBERS, aten.rand_like, aten.randn_like, aten.randint_like, aten.randperm, aten.native_dropout)
+    (
+        aten.rand,
+        aten.randn,
+        aten.randint,
+        aten.rand_like,
+        aten.randn_like,
+        aten.randint_like,
+        aten.randperm,
+        aten.native_dropout,
+    )
     + (aten.uniform_, aten.normal_, aten.random_, aten.exponential_, aten.geometric_, aten.log_normal_, aten.cauchy_)
 )
 """Operators that draw as many numbers as the layout of their tensors says; so does ``bernoulli_`` of one number."""
 
 
+_MOST_DRAWN = 16
+"""Limit of elements of a draw that the prologue reads: each is an input of the graph."""
+
+
 class TorchDraws:
-    """Numbers of one element that torch draws on the CPU in one capture; the draws themselves stay in the graph.
+    """The few numbers that a draw of torch on the CPU makes, in one capture; the draws themselves stay in the graph.
 
     Args:
         heap: the shadows of the capture.
@@ -67,7 +81,7 @@ class TorchDraws:
         todo = [tracer.node_of(each) for each in values if safe_isinstance(each, kinds) and tracer.has_node(each)]
         drawn = False
         for node in todo:  # grows
-            if is_number_draw(node):
+            if is_small_draw(node):
                 drawn = True
             elif node.op == "placeholder" or not _is_small(node.meta.get("val")):
                 return
@@ -76,12 +90,12 @@ class TorchDraws:
         self.wanted = drawn
 
     def of_node(self, node: fx.Node) -> Any:
-        """Returns the number that a node draws; ``None`` if the node draws none, or its place in torch's sequence of
-        numbers depends on more than the layout of tensors."""
+        """Returns the number that a node draws, or a list of its numbers; ``None`` if the node draws none, or its place
+        in torch's sequence of numbers depends on more than the layout of tensors."""
         if node in self._numbers:
             return self._numbers[node]
         spec, mode = self._heap.specialization, self._heap.tracer.proxy_mode
-        if self.ended or not (spec.reads_draws and spec.host_draws) or not is_number_draw(node) or mode.cursors:
+        if self.ended or not (spec.reads_draws and spec.host_draws) or not is_small_draw(node) or mode.cursors:
             return None
         before: list[fx.Node] = []
         if spec.foretells_draws:
@@ -92,11 +106,13 @@ class TorchDraws:
         if any(call is None for call in calls):
             return None
         known = [call for call in calls if call is not None]
-        value = self._foretold(known)
+        values = self._foretold(known)
         self.calls += [*known[:-1], known[-1]._replace(position=len(self._values))]
-        number = self._numbers[node] = self._append(value, f"torch.{node.target._schema.name.partition('::')[2]}")
-        self._replace(node, number)
-        return number
+        name = f"torch.{node.target._schema.name.partition('::')[2]}"
+        numbers = [self._append(value, name) for value in values]
+        self._replace(node, numbers)
+        self._numbers[node] = numbers[0] if len(numbers) == 1 else numbers
+        return self._numbers[node]
 
     def foretell(self, node: fx.Node) -> None:
         """Foretells the numbers that a small result depends on, if these are all that torch draws for it."""
@@ -106,6 +122,16 @@ class TorchDraws:
         for each in sorted(found or ()):
             self.of_node(each)
 
+    def listed(self, tensor: torch.Tensor) -> list[Any] | None:
+        """Returns the numbers of a vector that is drawn, and foretells those that it depends on; ``None`` for another
+        tensor."""
+        if not self._heap.tracer.has_node(tensor):
+            return None
+        node = self._heap.tracer.node_of(tensor)
+        self.foretell(node)
+        found = self._numbers.get(node)
+        return list(found) if type(found) is list else None
+
     def _is_of_default(self, draw: fx.Node) -> bool:
         """Returns True for a draw from torch's default generator, named or not."""
         generator = draw.kwargs.get("generator")
@@ -114,8 +140,8 @@ class TorchDraws:
         held = getattr(self._heap.tracer.tracer.root, str(getattr(generator, "target", "")), None)
         return held is None or one_generator(held, torch.default_generator)
 
-    def _foretold(self, calls: list[TorchDraw]) -> Any:
-        """Returns the result of the last of the draws that follow those made so far; torch's generator is left."""
+    def _foretold(self, calls: list[TorchDraw]) -> list[Any]:
+        """Returns the numbers of the last of the draws that follow those made so far; torch's generator is left."""
         generator = torch.default_generator
         with compat.real_world(), torch.no_grad():
             before = generator.get_state()
@@ -125,29 +151,44 @@ class TorchDraws:
                 for call in calls:
                     drawn = call()
                 self._state = generator.get_state()
-                return drawn.item()
+                return drawn.flatten().tolist()
             finally:
                 generator.set_state(before)
 
-    def _replace(self, node: fx.Node, number: Any) -> None:
-        """Makes the node a tensor of the number; the draw itself stays in the graph."""
-        graph, value = self._heap.tracer.graph, node.meta["val"]
+    def _replace(self, node: fx.Node, numbers: list[Any]) -> None:
+        """Makes the node a tensor of the numbers, or a copy of one; the draw itself stays in the graph."""
+        tracer, value = self._heap.tracer, node.meta["val"]
+        graph, kwargs = tracer.graph, {"dtype": value.dtype, "device": value.device, "pin_memory": False}
+
+        def insert(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], size: Iterable[int]) -> fx.Node:
+            made = graph.call_function(target, args, kwargs)
+            with compat.no_recording():
+                made.meta = {**node.meta, "val": value.new_empty(tuple(size))}
+            return made
+
+        in_place = node.target._schema.is_mutable  # type: ignore[union-attr]
         with graph.inserting_before(node):
             draw = graph.call_function(node.target, node.args, node.kwargs)  # type: ignore[arg-type]
-        draw.meta = dict(node.meta)
-        node.target = aten.full.default
-        node.args = (list(value.shape), self._heap.tracer.node_of(number))
-        node.kwargs = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
+            draw.meta = dict(node.meta)
+            target: Any = aten.full.default
+            args: tuple[Any, ...] = (list(value.shape), tracer.node_of(numbers[0]))
+            if len(numbers) > 1:
+                elements = [insert(target, ([], tracer.node_of(each)), kwargs, ()) for each in numbers]
+                target, args, kwargs = aten.stack.default, (elements,), {}
+            if in_place:
+                made = insert(target, args, kwargs, value.shape)
+                target, args, kwargs = aten.copy_.default, (node.args[0], made), {}
+        node.target, node.args, node.kwargs = target, args, kwargs
 
 
 def _draws_below(node: fx.Node) -> set[fx.Node] | None:
-    """Returns the draws of one number that a node depends on; ``None`` if it depends on another tensor than small
+    """Returns the draws of a few numbers that a node depends on; ``None`` if it depends on another tensor than small
     results of these and of numbers."""
     found: set[fx.Node] = set()
     todo = [node]
     for each in todo:  # grows
         value = each.meta.get("val")
-        if is_number_draw(each):
+        if is_small_draw(each):
             found.add(each)
         elif not _is_small(value) or (each.op == "placeholder" and safe_isinstance(value, torch.Tensor)):
             return None
@@ -157,17 +198,28 @@ def _draws_below(node: fx.Node) -> set[fx.Node] | None:
 
 
 def _is_small(value: Any) -> bool:
-    """Returns True for a number, or a tensor of one element."""
+    """Returns True for a number, or a tensor of few elements, or several."""
+    if type(value) in (tuple, list):
+        return all(map(_is_small, value))
     if not safe_isinstance(value, torch.Tensor):
         return safe_isinstance(value, (int, float, *compat.SYMBOLS))
-    return all(type(size) is int and size == 1 for size in value.shape)
+    return all(type(size) is int for size in value.shape) and math.prod(value.shape) <= _MOST_DRAWN
 
 
 def is_number_draw(node: fx.Node) -> bool:
     """Returns True for a draw of one number on the CPU from torch's default generator."""
+    return is_small_draw(node) and node.meta["val"].numel() == 1
+
+
+def is_small_draw(node: fx.Node) -> bool:
+    """Returns True for a draw of one number, or of a vector of a few, on the CPU from torch's default generator."""
     packet = getattr(node.target, "overloadpacket", None)
     value = node.meta.get("val")
     if packet not in _NUMBERS or node.kwargs.get("generator") is not None or not _is_small(value):
+        return False
+    if value.numel() != 1 and (value.dim() != 1 or not value.numel()):
+        return False
+    if any(safe_isinstance(arg, fx.Node) for arg in node.args[1:]):  # of other numbers
         return False
     return value.device.type == "cpu" and value.dtype in (torch.float32, torch.float64, torch.int64)
 

@@ -134,13 +134,26 @@ class ProgramWriter:
                 return None
             found.add(each)
             if self._constant(each) is None:
-                todo += each.all_input_nodes
+                todo += self._operands(each)
         return sorted(found)
+
+    def _operands(self, node: fx.Node) -> list[fx.Node]:
+        """Returns the nodes whose values a node's value depends on."""
+        return [node.args[1]] if self._only_copies(node) else node.all_input_nodes  # type: ignore[list-item]
+
+    def _only_copies(self, node: fx.Node) -> bool:
+        """Returns True for a copy of a tensor of the same size and type."""
+        if node.target is not aten.copy_.default or len(node.args) != 2 or node.kwargs:
+            return False
+        held, copied = node.meta.get("val"), getattr(node.args[1], "meta", {}).get("val")
+        return safe_isinstance(copied, torch.Tensor) and (copied.dtype, copied.shape) == (held.dtype, held.shape)
 
     def _is_allowed(self, node: fx.Node) -> bool:
         held = node.meta.get("val")
-        if safe_isinstance(held, torch.Tensor) and not self._is_readable(held):
+        if safe_isinstance(held, torch.Tensor) and not self._is_readable(node, held):
             return False
+        if self._only_copies(node):
+            return True
         if node.op == "placeholder" or self._constant(node) is not None:
             return True
         if node.op != "call_function" or not self._has_literals(node):
@@ -152,12 +165,22 @@ class ProgramWriter:
         whole = not any(safe_isinstance(value, torch.Tensor) and value.dtype.is_floating_point for value in inputs)
         schema = getattr(node.target, "_schema", None)
         one = all(_is_one_number(value) for value in (*inputs, held))
-        known = packet in _ON_ANY or (packet in _ON_INTEGERS and whole) or (packet in _ON_ONE_FLOAT and one)
+        alike = len({value.dtype for value in inputs if safe_isinstance(value, torch.Tensor)}) == 1
+        known = (
+            packet in _ON_ANY
+            or (packet is aten.stack and alike)
+            or (packet in _ON_INTEGERS and whole)
+            or (packet in _ON_ONE_FLOAT and one)
+        )
         return known and schema is not None and not schema.is_mutable
 
-    def _is_readable(self, held: torch.Tensor) -> bool:
-        """Returns True for a tensor on the host of known extent that nothing has written to."""
-        if held.device.type != "cpu" or held.layout is not torch.strided or self._world.writes.to(held):
+    def _is_readable(self, node: fx.Node, held: torch.Tensor) -> bool:
+        """Returns True for a tensor on the host of known extent, if nothing writes to its memory but a copy of a whole
+        tensor before the node."""
+        if held.device.type != "cpu" or held.layout is not torch.strided:
+            return False
+        writes = self._world.writes.to(held)
+        if writes and not (writes[-1] <= node and self._only_copies(writes[-1])):
             return False
         sizes = [compat.hint_of(size) if safe_isinstance(size, torch.SymInt) else size for size in held.shape]
         return None not in sizes and math.prod(sizes) <= _MOST_ELEMENTS
@@ -194,6 +217,8 @@ class ProgramWriter:
         if constant is not None:
             with compat.real_world():
                 return Step(torch.clone, (constant.clone(),), {})
+        if self._only_copies(node):
+            return Step(aten.clone.default, (slots[node.args[1]],), {})  # type: ignore[index]
         args: Any = fx.map_arg(node.args, slots.__getitem__)
         kwargs: Any = fx.map_arg(node.kwargs, slots.__getitem__)
         return Step(node.target, tuple(args), dict(kwargs))  # type: ignore[arg-type]

@@ -27,6 +27,9 @@ def after_stop(spec: Specialization, world: TraceWorld, stop: Unsupported) -> Sp
         return replace(spec, reads_inputs=True)
     if (world.native_backward_wanted or world.left_hooks.wants_native) and not spec.native_backward:
         return replace(spec, native_backward=True)
+    if world.branches.endless:
+        kept = frozenset(usual for usual in spec.usual_truths if usual[0] not in world.branches.endless)
+        return replace(spec, usual_truths=kept)
     if world.listed:
         return replace(spec, lists_numbers=False)
     running = {frame.info.code for frame in frames_of(stop)} & world.array_functions

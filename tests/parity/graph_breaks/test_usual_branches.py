@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 
 import pytest
@@ -268,3 +269,34 @@ def test_inductor_of_selected_rows():
 
 def test_experts_that_are_often_not_chosen():
     check(mixture(by_positions, unused=range(0, 60, 3)), 30, captures=1)
+
+
+def without_bounds(log):
+    z = torch.randn(50)
+    for _ in itertools.count():
+        if not (z.abs() > 1).any():
+            return z
+        z = torch.where(z.abs() > 1, torch.randn(50), z)
+        log["again"] += 1
+
+
+def test_a_loop_that_only_its_branch_ends():
+    """Numbers are drawn until all are small: the first ones never are. The capture has an end nevertheless."""
+
+    def make() -> Program:
+        weight, log = nn.Parameter(torch.ones(50)), {"again": 0}
+
+        def step(x):
+            loss = (weight * without_bounds(log) * x).sum()
+            loss.backward()
+            with torch.no_grad():
+                weight.sub_(weight.grad * 0.1)
+            weight.grad = None
+            return loss.detach()
+
+        return Program(step, lambda i: (torch.ones(50),), (weight, log))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sidefx_train.errors.SideFXWarning)
+        report = parity(make, steps=25, whole=False, captures=None)
+    assert len(report.captures) == 2 and not report.fallbacks

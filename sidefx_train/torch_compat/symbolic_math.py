@@ -49,12 +49,14 @@ def _with_objects(name: str, symbolic: Callable[[Any, Any], Any]) -> Callable[[A
 _EQUALITY_WITH_OBJECTS = [(kind, name, _with_objects(name, symbolic)) for kind, name, symbolic in _EQUALITY]
 
 
-@staticmethod
 def _of_unknown_bounds(bounds: Any) -> Any:
     """Returns the bounds of a function of which nothing is known."""
     from torch.utils._sympy.value_ranges import ValueRanges
 
     return ValueRanges.unknown()
+
+
+_LACKED = staticmethod(_of_unknown_bounds)
 
 
 @contextmanager
@@ -70,7 +72,7 @@ def numbers_as_in_python() -> Iterator[None]:
         sym_node.to_node = _node_of_derived
         for name in OPAQUE_NAMES:
             if not hasattr(Bounds, name):
-                setattr(Bounds, name, _of_unknown_bounds)
+                setattr(Bounds, name, _LACKED)
         for kind, name, compare in _EQUALITY_WITH_OBJECTS:
             setattr(kind, name, compare)
     try:
@@ -82,7 +84,7 @@ def numbers_as_in_python() -> Iterator[None]:
                 sym_node.to_node = _node_of_number
                 for kind, name, compare in _EQUALITY:
                     setattr(kind, name, compare)
-                for name in [name for name in OPAQUE_NAMES if vars(Bounds).get(name) is _of_unknown_bounds]:
+                for name in [name for name in OPAQUE_NAMES if vars(Bounds).get(name) is _LACKED]:
                     delattr(Bounds, name)
 
 

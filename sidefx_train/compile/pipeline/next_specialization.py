@@ -28,8 +28,7 @@ def after_stop(spec: Specialization, world: TraceWorld, stop: Unsupported) -> Sp
     if (world.native_backward_wanted or world.left_hooks.wants_native) and not spec.native_backward:
         return replace(spec, native_backward=True)
     if world.branches.endless:
-        kept = frozenset(usual for usual in spec.usual_truths if usual[0] not in world.branches.endless)
-        return replace(spec, usual_truths=kept)
+        return replace(spec, endless_branches=spec.endless_branches | world.branches.endless)
     if world.listed:
         return replace(spec, lists_numbers=False)
     running = {frame.info.code for frame in frames_of(stop)} & world.array_functions

@@ -300,3 +300,10 @@ def test_a_loop_that_only_its_branch_ends():
         warnings.simplefilter("ignore", sidefx_train.errors.SideFXWarning)
         report = parity(make, steps=25, whole=False, captures=None)
     assert len(report.captures) == 2 and not report.fallbacks
+    program = make()
+    step = sidefx_train.compile(program.step, backend="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sidefx_train.errors.SideFXWarning)
+        for index in range(12):
+            step(*program.batch(index))
+    assert len(step._specialization.current.endless_branches) == 1  # later captures know it

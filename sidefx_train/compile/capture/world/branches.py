@@ -112,6 +112,8 @@ class Branches:
         if not known:
             return None
         place = original(frame.info.code, frame.pc - 1)
+        if place in self.world.specialization.endless_branches:
+            return None
         found = next((truth for branch, truth in known if branch == place), None)
         self._assumed[place] += found is not None
         if self._assumed[place] > _MOST_ASSUMED:

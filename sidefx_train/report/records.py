@@ -37,11 +37,12 @@ class TimingRecord:
     Attributes:
         decision: ``"captured"`` if the captured step is used, ``"eager"`` if it is slower and left for eager,
             ``"not compared"`` if its time says nothing.
-        captured_seconds: median time of a captured step; 0 if not compared.
-        eager_seconds: median time of an eager step, which includes testing the guards; 0 if not compared.
-        captured_steps: captured steps behind the median.
-        eager_steps: eager steps behind the median.
+        captured_seconds: time of a captured step; 0 if not compared.
+        eager_seconds: time of an eager step, which includes testing the guards; 0 if not compared.
+        captured_steps: captured steps behind that time.
+        eager_steps: eager steps behind that time.
         why_not: why the times were not compared.
+        statistic: ``"mean"`` of a step in parts that run eagerly in some calls, else ``"median"``.
     """
 
     decision: Literal["captured", "eager", "not compared"]
@@ -50,14 +51,14 @@ class TimingRecord:
     captured_steps: int = 0
     eager_steps: int = 0
     why_not: str = ""
+    statistic: Literal["median", "mean"] = "median"
 
     def __str__(self) -> str:
         if self.why_not:
             return f"not compared with eager: {self.why_not}"
-        return (
-            f"a captured step takes {milliseconds(self.captured_seconds)}, an eager one "
-            f"{milliseconds(self.eager_seconds)} (medians of {self.captured_steps} and {self.eager_steps} steps)"
-        )
+        captured, eager = milliseconds(self.captured_seconds), milliseconds(self.eager_seconds)
+        behind = f"{self.statistic}s of {self.captured_steps} and {self.eager_steps} steps"
+        return f"a captured step takes {captured}, an eager one {eager} ({behind})"
 
 
 @dataclass

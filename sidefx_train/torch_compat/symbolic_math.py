@@ -49,14 +49,30 @@ def _with_objects(name: str, symbolic: Callable[[Any, Any], Any]) -> Callable[[A
 _EQUALITY_WITH_OBJECTS = [(kind, name, _with_objects(name, symbolic)) for kind, name, symbolic in _EQUALITY]
 
 
+def _of_unknown_bounds(bounds: Any) -> Any:
+    """Returns the bounds of a function of which nothing is known."""
+    from torch.utils._sympy.value_ranges import ValueRanges
+
+    return ValueRanges.unknown()
+
+
+_LACKED = staticmethod(_of_unknown_bounds)
+
+
 @contextmanager
 def numbers_as_in_python() -> Iterator[None]:
     """Context in which symbolic numbers accept members of enumerations etc., and are equal to a ``Decimal`` or a
-    complex number of their value; in torch they are unequal to all of them."""
+    complex number of their value; in torch they are unequal to all of them. The analysis of bounds knows nothing about
+    ``math.erf`` etc.; torch's raises for them."""
+    from torch.utils._sympy.value_ranges import SymPyValueRangeAnalysis as Bounds
+
     lock, captures = _known
     with lock:
         captures[0] += 1
         sym_node.to_node = _node_of_derived
+        for name in OPAQUE_NAMES:
+            if not hasattr(Bounds, name):
+                setattr(Bounds, name, _LACKED)
         for kind, name, compare in _EQUALITY_WITH_OBJECTS:
             setattr(kind, name, compare)
     try:
@@ -68,6 +84,8 @@ def numbers_as_in_python() -> Iterator[None]:
                 sym_node.to_node = _node_of_number
                 for kind, name, compare in _EQUALITY:
                     setattr(kind, name, compare)
+                for name in [name for name in OPAQUE_NAMES if vars(Bounds).get(name) is _LACKED]:
+                    delattr(Bounds, name)
 
 
 def plain_number(value: Any) -> Any:

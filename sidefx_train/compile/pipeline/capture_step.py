@@ -98,6 +98,7 @@ def capture(
         return _attempt(once, spec, None)
     except CaptureFailed as error:
         stop = error
+    spec = replace(spec, endless_branches=spec.endless_branches | stop.endless_branches)
     # Not in the handler: the handled exception that the step sees must be its callers'.
     try:
         if not stop.raised:
@@ -123,7 +124,11 @@ _Once = Callable[[Specialization, StopPoint | None], Captured | Specialization |
 def _attempt(once: _Once, spec: Specialization, point: StopPoint | None) -> Captured:
     """Captures a step, up to ``point`` if that is given, with the specialization that it turns out to need."""
     for _ in range(_MAX_RESTARTS):
-        outcome = once(spec, point)
+        try:
+            outcome = once(spec, point)
+        except CaptureFailed as stop:
+            stop.endless_branches = spec.endless_branches
+            raise
         if isinstance(outcome, Captured):
             return outcome
         if isinstance(outcome, StopPoint):

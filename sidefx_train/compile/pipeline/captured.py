@@ -10,6 +10,7 @@ from sidefx_train.compile.autograd.joint_graph import JointGraph
 from sidefx_train.compile.capture.guards.guard import Guard
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.guards.specialization import Specialization
+from sidefx_train.compile.capture.resume.branch_history import Branch
 from sidefx_train.compile.capture.resume.suspension import StopPoint, Suspension
 from sidefx_train.compile.common.host_draws import HostDraws
 from sidefx_train.compile.graph.artifacts import TracedGraph
@@ -92,6 +93,7 @@ class CaptureFailed(Exception):
         raised: an exception came out of the step during the capture; the eager step may raise the same.
         without_break: why the step could not be split around the instruction either, if that was tried.
         of_backend: the step was captured, but its graph could not be compiled.
+        endless_branches: branches of which the capture found that they must not be assumed.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class CaptureFailed(Exception):
         self.points = points
         self.without_break = ""
         self.of_backend = False
+        self.endless_branches: frozenset[Branch] = frozenset()
         self.raised = raised
         self.code = code
         self.reason = reason

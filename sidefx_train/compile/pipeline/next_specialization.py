@@ -27,6 +27,8 @@ def after_stop(spec: Specialization, world: TraceWorld, stop: Unsupported) -> Sp
         return replace(spec, reads_inputs=True)
     if (world.native_backward_wanted or world.left_hooks.wants_native) and not spec.native_backward:
         return replace(spec, native_backward=True)
+    if world.branches.endless:
+        return replace(spec, endless_branches=spec.endless_branches | world.branches.endless)
     if world.listed:
         return replace(spec, lists_numbers=False)
     running = {frame.info.code for frame in frames_of(stop)} & world.array_functions

@@ -57,12 +57,14 @@ class PartOf(NamedTuple):
         parts: all parts of the step.
         report: the part's own report, within the step's.
         warned: keys of the warnings that the step has issued.
+        ran_eagerly: called when the part runs eagerly at its limit of captures.
     """
 
     name: str
     parts: Parts
     report: StepReport
     warned: set[tuple[str, str]]
+    ran_eagerly: Callable[[], None] | None = None
 
 
 class CompiledStep:
@@ -96,7 +98,7 @@ class CompiledStep:
             name = name_of(self._fn)
             report = StepReport(name=name, backend=self.config.backend_name)
             part_of = PartOf(name, Parts(self._make_part), report, set())
-        self._name, self._parts, self._report, warned = part_of
+        self._name, self._parts, self._report, warned, self._part_ran_eagerly = part_of
         self._hits = 0
         self._replays: list[Holder] = []
         config, report = self.config, self._report
@@ -285,7 +287,7 @@ class CompiledStep:
         if known_limit is not None:
             if tried and self._limits.begins_pause(self._report.replays + self._hits):
                 self._replays = []
-            return self._fallback.run(known_limit[0], call, key=(known_limit[0].code, known_limit[1]))
+            return self._run_beyond_limit(*known_limit, call)
         newest = self._cache.newest or next(iter(self._cache.entries), None)
         with compat.function_modes_taken():
             stopped = self._limits.latest_stop_guard
@@ -295,8 +297,14 @@ class CompiledStep:
             missed = self._usual.take_trigger() or missed
         stop = self._limits.reached(missed)
         if stop is not None:
-            return self._fallback.run(stop, call, key=(stop.code, missed.label if missed else ""))
+            return self._run_beyond_limit(stop, missed.label if missed else "", call)
         return self._capture_in_background(missed, call) if in_background else self._capture_now(missed, call)
+
+    def _run_beyond_limit(self, stop: CaptureFailed, label: str, call: Call) -> Any:
+        """Runs a call eagerly that would need another capture: of a value that kept changing."""
+        if self._part_ran_eagerly is not None:
+            self._part_ran_eagerly()
+        return self._fallback.run(stop, call, key=(stop.code, label))
 
     def _capture_now(self, missed: Missed | None, call: Call) -> Any:
         """Captures, compiles and runs the step."""
@@ -462,8 +470,8 @@ class CompiledStep:
 
     def _make_part(self, fn: types.FunctionType, name: str) -> CompiledStep:
         """Compiles the rest of the step after a break like a step."""
-        report = self._report.add_part(name)
-        return RestOfStep(fn, self.config, PartOf(name, self._parts, report, self._fallback.warned))
+        report, ran_eagerly = self._report.add_part(name), self._comparison.part_ran_eagerly
+        return RestOfStep(fn, self.config, PartOf(name, self._parts, report, self._fallback.warned, ran_eagerly))
 
 
 @registry.intercept(CompiledStep.__call__)

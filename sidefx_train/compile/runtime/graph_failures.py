@@ -67,8 +67,9 @@ class UsualBranches:
         if self._deterministic() or (torch.distributed.is_available() and torch.distributed.is_initialized()):
             return
         calls = self._history.calls * (2 if self._is_part else 1)
-        settled = dict(self._history.truths(calls))
-        assumed = dict(self._specialization.current.usual_truths)
+        current = self._specialization.current
+        settled = {each: truth for each, truth in self._history.truths(calls) if each not in current.endless_branches}
+        assumed = dict(current.usual_truths)
         found: Location | None = None
         for entry in self._cache.entries:
             suspension = entry.captured.suspension

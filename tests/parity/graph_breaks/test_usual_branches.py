@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 
 import pytest
@@ -156,3 +157,153 @@ def test_in_a_part():
 
     report = check(make, 40)
     assert any("assumes conditions" in note for part in report.parts for each in part.captures for note in each.caveats)
+
+
+def by_positions(x, weights, chosen, experts):
+    out = torch.zeros_like(x)
+    for number in range(len(experts)):
+        rows = torch.where(chosen == number)
+        if rows[0].numel() == 0:
+            continue
+        out.index_add_(0, rows[0], weights[rows].unsqueeze(-1) * experts[number](x[rows[0]]))
+    return out
+
+
+def by_length(x, weights, chosen, experts):
+    out = torch.zeros_like(x)
+    for number, expert in enumerate(experts):
+        rows = torch.nonzero(chosen == number)
+        if len(rows):
+            out.index_add_(0, rows[:, 0], weights[rows[:, 0], rows[:, 1]].unsqueeze(-1) * expert(x[rows[:, 0]]))
+    return out
+
+
+def by_flat_positions(x, weights, chosen, experts):
+    out = torch.zeros_like(x)
+    for number, expert in enumerate(experts):
+        places = (chosen.view(-1) == number).nonzero().view(-1)
+        if places.numel() > 0:
+            rows = places // chosen.shape[1]
+            out = out.index_add(0, rows, weights.view(-1)[places].unsqueeze(-1) * expert(x[rows]))
+    return out
+
+
+def by_one_hot(x, weights, chosen, experts):
+    out, masks = torch.zeros_like(x), F.one_hot(chosen, len(experts)).permute(2, 1, 0)
+    for number, expert in enumerate(experts):
+        place, rows = torch.where(masks[number])
+        if rows.shape[0] == 0:
+            continue
+        out.index_add_(0, rows, expert(x[None, rows].reshape(-1, x.shape[1])) * weights[rows, place, None])
+    return out
+
+
+def by_mask(x, weights, chosen, experts):
+    out = torch.zeros_like(x)
+    for number, expert in enumerate(experts):
+        mine = chosen == number
+        if mine.any():
+            rows = mine.any(-1)
+            out[rows] = out[rows] + expert(x[rows]) * (weights * mine).sum(-1)[rows].unsqueeze(-1)
+    return out
+
+
+SPARSE = [by_positions, by_length, by_flat_positions, by_one_hot, by_mask]
+
+
+def mixture(form, unused=()):
+    """Returns the training of a mixture of experts; in some calls no row chooses the last expert."""
+
+    def make() -> Program:
+        experts = nn.ModuleList(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6)) for _ in range(3))
+        gate = nn.Linear(6, 3, bias=False)
+        optimizer = torch.optim.AdamW([*experts.parameters(), *gate.parameters()], lr=0.01)
+
+        def step(x, y, bias):
+            weights, chosen = torch.topk(F.softmax(gate(x) + bias, -1), 2, -1)
+            loss = F.mse_loss(form(x, weights, chosen, experts), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        def batch(i):
+            generator = torch.Generator().manual_seed(i)
+            bias = torch.tensor([0.0, 0.0, -100.0 if i in unused else 0.0])
+            return torch.randn(40, 6, generator=generator), torch.randn(40, 6, generator=generator), bias
+
+        return Program(step, batch, (experts, gate, optimizer))
+
+    return make
+
+
+@pytest.mark.parametrize("form", SPARSE, ids=lambda form: form.__name__)
+def test_experts_that_are_always_chosen_are_one_graph(form):
+    """An expert that no row has chosen gets no gradient, and the optimizer leaves it out: that call runs eagerly."""
+    check(mixture(form, unused=(30,)), 40, fallbacks=1)
+
+
+def test_inductor_of_selected_rows():
+    """The number of selected rows exists only when the graph runs."""
+
+    def make() -> Program:
+        weight, seen = nn.Parameter(torch.ones(6)), []
+
+        def step(x):
+            with torch.no_grad():
+                rows = torch.where(x[:, 0] > 0)[0]
+                if rows.numel() == 0:
+                    seen.append("none")
+                    return x.sum()
+                weight.mul_(0.5).add_(x[rows].sum(0))
+                return weight.sum()
+
+        def batch(i):
+            generator = torch.Generator().manual_seed(i)
+            return (torch.randn(20, 6, generator=generator) - (100.0 if i == 14 else 0.0),)
+
+        return Program(step, batch, (weight, seen))
+
+    check(make, 18, "inductor", fallbacks=1)
+
+
+def test_experts_that_are_often_not_chosen():
+    check(mixture(by_positions, unused=range(0, 60, 3)), 30, captures=1)
+
+
+def without_bounds(log):
+    z = torch.randn(50)
+    for _ in itertools.count():
+        if not (z.abs() > 1).any():
+            return z
+        z = torch.where(z.abs() > 1, torch.randn(50), z)
+        log["again"] += 1
+
+
+def test_a_loop_that_only_its_branch_ends():
+    """Numbers are drawn until all are small: the first ones never are. The capture has an end nevertheless."""
+
+    def make() -> Program:
+        weight, log = nn.Parameter(torch.ones(50)), {"again": 0}
+
+        def step(x):
+            loss = (weight * without_bounds(log) * x).sum()
+            loss.backward()
+            with torch.no_grad():
+                weight.sub_(weight.grad * 0.1)
+            weight.grad = None
+            return loss.detach()
+
+        return Program(step, lambda i: (torch.ones(50),), (weight, log))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sidefx_train.errors.SideFXWarning)
+        report = parity(make, steps=25, whole=False, captures=None)
+    assert len(report.captures) == 2 and not report.fallbacks
+    program = make()
+    step = sidefx_train.compile(program.step, backend="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sidefx_train.errors.SideFXWarning)
+        for index in range(12):
+            step(*program.batch(index))
+    assert len(step._specialization.current.endless_branches) == 1  # later captures know it

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -29,6 +31,20 @@ def test_a_branch_is_taken_by_the_sum_that_python_makes(step):
     for rate in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.4, 0.1):
         assert torch.equal(compiled(rate, torch.ones(1)), step(rate, torch.ones(1))), rate
     assert compiled.report().fallback_count == 0
+
+
+@pytest.mark.parametrize("name", ["exp", "log", "log10", "log1p", "expm1", "erf", "tanh", "atan", "sqrt", "log2"])
+def test_a_branch_on_a_function_of_a_changing_number(name):
+    function = getattr(math, name)
+
+    def step(rate, x):
+        value = function(rate)
+        return x * value if value > 0.3 else x + value
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    for rate in (0.1, 0.2, 0.3, 0.9, 0.8, 2.5, 0.25):
+        assert torch.equal(compiled(rate, torch.ones(2)), step(rate, torch.ones(2))), rate
+    assert compiled.report().fallback_count == 0 and len(compiled.report().captures) <= 3
 
 
 def cut_off(rate, x):

@@ -210,6 +210,9 @@ CHOICES = {
     "from the end": lambda space, k: space.layers[-1 - k],
     "dict": lambda space, k: space.named[f"layer{k}"],
     "children": lambda space, k: dict(space.layers.named_children())[str(k)],
+    "attribute": lambda space, k: getattr(space, f"layer{k}"),
+    "submodule": lambda space, k: getattr(space.named, "layer" + str(k)),
+    "with a default": lambda space, k: getattr(space, f"layer{k}", None) if hasattr(space, f"layer{k}") else None,
 }
 
 
@@ -229,6 +232,7 @@ def test_a_module_is_captured_once(choose, drawn):
             loss.backward()
             return loss.detach()
 
+        space.layer0, space.layer1, space.layer2 = layers
         return Program(step, lambda index: (torch.randn(4, 3),), (layers, vars(space)))
 
     report = parity(make, steps=40, captures=6)
@@ -245,6 +249,55 @@ def test_one_of_many_modules_is_looked_up_natively():
             return layers[space.step % 20](x).sum()
 
         return Program(step, lambda index: (torch.randn(4, 3),), (layers, vars(space)))
+
+    report = parity(make, steps=30, captures=None, whole=False)
+    assert report.breaks and not report.fallbacks
+
+
+def test_attributes_of_changing_names():
+    """What is set and removed under such a name is eager's; a name that does not exist yet is none of a few."""
+
+    class Log:
+        kept_0, kept_1, kept_2 = 0.0, 1.0, 2.0
+
+        def weight_0(self, x):
+            return x * 2
+
+        def weight_1(self, x):
+            return x + self.kept_1
+
+    def make():
+        log = Log()
+
+        def step(x, k):
+            y = getattr(log, f"weight_{k % 2}")(x)
+            setattr(log, f"kept_{k % 3}", getattr(log, f"kept_{k % 3}") + 1)
+            if hasattr(log, f"missing_{k}"):
+                delattr(log, f"missing_{k}")
+            return y.sum(), getattr(log, f"missing_{k}", k)
+
+        def between(program, i):
+            if i in (11, 20):
+                setattr(log, f"missing_{i}", i)
+                log.weight_0 = lambda x: x - 1
+
+        made = Program(step, lambda i: (torch.ones(3), i), vars(log))
+        made.between = between
+        return made
+
+    parity(make, steps=40, captures=None, whole=False, between=lambda program, i: program.between(program, i))
+
+
+def test_one_of_many_attributes_breaks():
+    def make():
+        model = torch.nn.Module()
+        for place in range(20):
+            setattr(model, f"layer{place}", torch.nn.Linear(3, 3))
+
+        def step(x, k):
+            return getattr(model, f"layer{k % 20}")(x).sum()
+
+        return Program(step, lambda index: (torch.randn(4, 3), index), model)
 
     report = parity(make, steps=30, captures=None, whole=False)
     assert report.breaks and not report.fallbacks

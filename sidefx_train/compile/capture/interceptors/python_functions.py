@@ -15,6 +15,7 @@ import torch
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.recording import float_comparisons
+from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue
 from sidefx_train.compile.capture.shadows.factories import PartialRecord
 from sidefx_train.compile.capture.world.native_calls.builtin_methods import concrete_within
 from sidefx_train.compile.capture.world.native_calls.caller_frames import BEYOND, refuse_callers
@@ -150,6 +151,18 @@ def _check_partials(world: TraceWorld) -> None:
     for record in list(world.heap.by_real.values()):
         if safe_isinstance(record, PartialRecord):
             record.check()
+
+
+def _named(fn: Any, world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Accesses an attribute whose name is made of a number that changes: the name is guarded."""
+    if len(args) < 2 or type(args[1]) is not DeferredValue:
+        return ABSENT
+    name = world.computed_objects.name_of_attribute(args[0], args[1])
+    return ABSENT if name is ABSENT else world.interp.call(fn, (args[0], name, *args[2:]), kwargs)
+
+
+for _accessor in (getattr, hasattr, setattr, delattr):
+    registry.intercept(_accessor)(functools.partial(_named, _accessor))
 
 
 def _number_method(fn: Any, world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -98,6 +98,9 @@ def _is_exact(value: Any) -> bool:
     return type(value) is int and abs(value) <= _EXACT
 
 
+_SIZES = (aten.sym_size.int, aten.sym_numel.default)
+
+
 class _Tensors:
     """Converts unbacked numbers to 0-dim tensors of the graph: arithmetic replaces algebra.
 
@@ -140,7 +143,7 @@ class _Tensors:
         if node.op == "placeholder":
             kinds = torch.SymFloat if self._dtype.is_floating_point else torch.SymInt
             return self._filled(node) if safe_isinstance(node.meta["val"], kinds) else None
-        if node.target is aten.sym_size.int:  # of a tensor whose size depends on data; below 2**53
+        if node.target in _SIZES:  # of a tensor whose size depends on data; below 2**53
             return self._filled(node)
         op = _ARITHMETIC.get(node.target)  # type: ignore[arg-type]
         if op is None and self._dtype.is_floating_point:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections import deque
+from collections import Counter, deque
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from sidefx_train.compile.capture.recording import float_comparisons, runtime_as
 from sidefx_train.compile.capture.recording.constant_folding import constant_value
 from sidefx_train.compile.capture.recording.finiteness_tests import if_finite
 from sidefx_train.compile.capture.recording.float_comparisons import decided_by_algebra
+from sidefx_train.compile.capture.resume.branch_history import Branch
 from sidefx_train.compile.capture.resume.resume_function import original
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
 from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue
@@ -29,14 +30,22 @@ from sidefx_train.errors import Unsupported
 
 _COUNTED = frozenset((list, tuple, dict, set, frozenset, deque, functools.partial))
 """Classes whose truth does not depend on what is in their items."""
+_MOST_ASSUMED = 128
+"""Limit of times that one usual branch is assumed in a capture: a loop that it ends may have no other end."""
 
 
 class Branches:
-    """Decides what ``bool(value)`` is during a capture."""
+    """Decides what ``bool(value)`` is during a capture.
+
+    Attributes:
+        endless: usual branches that were assumed too often.
+    """
 
     def __init__(self, world: CaptureWorldAPI) -> None:
         self.world = world
         self.heap, self.interp, self.tracer = world.heap, world.interp, world.tracer
+        self.endless: set[Branch] = set()
+        self._assumed: Counter[Branch] = Counter()
 
     def truth(self, value: Any) -> Any:
         record = self.heap.record_of(value)
@@ -103,7 +112,14 @@ class Branches:
         if not known:
             return None
         place = original(frame.info.code, frame.pc - 1)
-        return next((truth for branch, truth in known if branch == place), None)
+        if place in self.world.specialization.endless_branches:
+            return None
+        found = next((truth for branch, truth in known if branch == place), None)
+        self._assumed[place] += found is not None
+        if self._assumed[place] > _MOST_ASSUMED:
+            self.endless.add(place)
+            return None
+        return found
 
     def grant(self, condition: Any, holds: bool) -> bool:
         """Assumes a condition that only the graph knows and adds a runtime assert; returns False if that is not

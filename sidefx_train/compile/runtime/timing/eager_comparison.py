@@ -1,14 +1,15 @@
 """Compares the time of a step's entries with eager, and leaves an entry that is slower for eager.
 
 The first calls that fit an entry alternate between blocks of captured and of eager steps (``paired_blocks.py``). Every
-one of them is an ordinary step of the training; none runs twice. A step in parts is timed as a whole. Once an entry is
-decided it is held without anything in between: a replay costs what it costs without a comparison.
+one of them is an ordinary step of the training; none runs twice. A step in parts is timed as a whole, and again where
+its parts begin to run eagerly at their limit of captures. Once an entry is decided it is held without anything in
+between: a replay costs what it costs without a comparison.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
-from statistics import median
 from typing import Any
 
 import torch
@@ -34,6 +35,13 @@ _SEVERAL_PROCESSES = "other processes take part in it, and all should run the sa
 
 _MAX_EARLY_SAMPLES = 8
 """Eager steps that are timed while a worker compiles; each costs a test of the guards."""
+
+_EAGER_PARTS, _GROWTH = 4, 8
+"""Eager runs of parts after which a step is compared again, and the factor of that number for the next time."""
+
+_HELD, _LONGEST_PAUSE = 32, 16
+"""Number of calls in a row that fit an entry left for eager, after which it is asked more and more seldom whether one
+does, at least in one of so many: the guards may take a noticeable part of a small step."""
 
 
 class EarlySamples:
@@ -98,6 +106,8 @@ class EagerComparison:
         self._record_eager, self._cache, self._fallback = record_eager, cache, fallback
         self.deterministic, self.activity = deterministic, activity
         self._entries_of_parts = entries_of_parts
+        self._in_parts: list[tuple[weakref.ref[Entry], CaptureRecord]] = []
+        self._eager_parts, self._due = 0, _EAGER_PARTS
 
     @property
     def applies(self) -> bool:
@@ -122,6 +132,22 @@ class EagerComparison:
             record.timing = _not_compared(_SEVERAL_PROCESSES)
             return
         entry.dispatch = _Comparison(self, entry, record, PairedBlocks(list(early)))
+        if suspension is not None and not suspension.point.native:
+            self._in_parts.append((weakref.ref(entry), record))
+
+    def part_ran_eagerly(self) -> None:
+        """Compares the entries in parts again where parts of theirs run eagerly at their limit of captures: the calls
+        that were compared had been replays."""
+        self._eager_parts += 1
+        if self._eager_parts < self._due or not self.applies:
+            return
+        self._due *= _GROWTH
+        for reference, record in self._in_parts:
+            entry = reference()
+            used = any(entry is each for each in self._cache.entries)
+            if entry is not None and used and type(entry.dispatch) is not _LeftForEager:
+                entry.dispatch = _Comparison(self, entry, record, PairedBlocks(uneven=True))
+                self._cache.hold_again(entry)
 
     def why_not(self, entry: Entry, result: Any) -> str:
         """Returns why the times of calls say nothing; empty if they do.
@@ -211,30 +237,39 @@ class _Comparison:
             self._end()
 
     def _end(self, why_not: str = "") -> None:
-        self._owner.end(self._entry, self._record, self._blocks, why_not)
+        if self._entry.dispatch is self:  # not if another comparison has begun
+            self._owner.end(self._entry, self._record, self._blocks, why_not)
 
 
 class _LeftForEager:
     """Runs the calls that fit an entry eagerly."""
 
-    __slots__ = ("_entry", "_owner", "_stop")
+    __slots__ = ("_entry", "_held", "_not_asked", "_owner", "_pause", "_stop")
 
     def __init__(self, owner: EagerComparison, entry: Entry, stop: CaptureFailed) -> None:
         self._owner, self._entry, self._stop = owner, entry, stop
+        self._held = self._pause = self._not_asked = 0
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._entry.fetch(args, kwargs) is MISS:
+        if self._not_asked:
+            self._not_asked -= 1
+        elif self._entry.fetch(args, kwargs) is MISS:
+            self._held = self._pause = 0
             return MISS
+        else:
+            self._held += 1
+            if self._held > _HELD:
+                self._pause = self._not_asked = min(2 * max(self._pause, 1), _LONGEST_PAUSE)
         return self._owner.run_eagerly(self._stop, Call(args, kwargs))
 
 
 def _timing(blocks: PairedBlocks) -> TimingRecord:
     return TimingRecord(
         "eager" if blocks.slower else "captured",
-        median(blocks.captured),
-        median(blocks.eager),
+        *blocks.seconds,
         len(blocks.captured),
         len(blocks.eager),
+        statistic="mean" if blocks.uneven else "median",
     )
 
 

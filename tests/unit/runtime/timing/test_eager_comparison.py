@@ -249,6 +249,34 @@ class TestParts:
         assert len(report.captures) == 1 and sum(len(part.captures) for part in report.parts) > len(report.parts)
         assert eager_calls(report) == {"SFX210": 1}
 
+    def test_a_part_that_runs_eagerly_at_its_limit_is_compared_again(self):
+        """The first calls replay all parts, and are faster; later ones need other captures of the rest."""
+
+        def compiled(module, examples):
+            whole = any(node.target is torch.ops.sidefx_comparison.slow.default for node in module.graph.nodes)
+            return backend(0.5 if whole else 8.0)(module, examples)
+
+        def make():
+            training = program()
+            inner, modes = training.step, {}
+
+            def step(x, y):
+                x = x * 2
+                os.getpid()
+                return inner(x, y), modes["mode"] == "0"
+
+            def batch(i):
+                modes["mode"] = str(max(i - DECIDED_FASTER - 12, 0) if i % 3 else 0)
+                return training.batch(i)
+
+            return Program(step, batch, training.watch)
+
+        report, said = compared(200, make, backend=compiled, verify=0, recapture_limit=2)
+        timing = report.captures[0].timing
+        assert (timing.decision, timing.statistic) == ("eager", "mean") and timing.captured_seconds > 11
+        assert (timing.captured_steps, timing.eager_steps) == (8 * (BLOCK - 1), 8 * (BLOCK - 1))
+        assert eager_calls(report)["SFX209"] > 60 and any("SFX209" in text for text in said)
+
     def test_background(self):
         """Calls in which a part is not compiled yet do not count."""
         native_modules()
@@ -377,6 +405,25 @@ def test_calls_that_do_more_than_replay_do_not_count():
     assert eager_calls(report) == {"SFX208": 2, "SFX210": 1}, "two failed, and three after the first were compared"
 
 
+def test_guards_of_an_entry_left_for_eager_are_tested_more_and_more_seldom():
+    """A call of another shape is still captured, at the latest after a few calls."""
+    training = program(rows=lambda i: 5)
+    step = sidefx_train.compile(training.step, backend=SLOWER, dynamic=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SideFXWarning)
+        for index in range(DECIDED_SLOWER):
+            step(*training.batch(index))
+        (entry,) = step._cache.entries
+        asked, entry.fetch = [], lambda *call, fetch=entry.fetch: asked.append(1) or fetch(*call)
+        for index in range(32 + 200):
+            step(*training.batch(index))
+        assert 32 + 200 / 17 <= len(asked) <= 32 + 20
+        other = batches((7, 6), classes=3)
+        for index in range(18):
+            step(*other(index))
+    assert len(step.report().captures) == 2
+
+
 def test_the_report():
     report, _ = compared(DECIDED_SLOWER + 2, backend=SLOWER)
     assert sidefx_train.report.StepReport is type(report)
@@ -388,6 +435,7 @@ def test_the_report():
         "captured_steps": 9,
         "eager_steps": 9,
         "why_not": "",
+        "statistic": "median",
     }
     for text in (str(report), report.details(), report.to_html()):
         assert "compared with eager" in text and "left for eager" in text and "9, 9" in text

@@ -8,6 +8,7 @@ step, a truth that is guarded, or another such object.
 from __future__ import annotations
 
 import operator
+import string
 import struct
 import types
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from sidefx_train.compile.capture.shadows.records import Record
 from sidefx_train.compile.capture.world.symbolic_numbers.program_writer import ProgramWriter
 from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.host_programs import OBJECTS, OF_NUMPY, HostProgram, ObjectCall, Slot, Step
+from sidefx_train.compile.common.plain_values import instance_dict_of_plain
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
 
@@ -65,7 +67,8 @@ _FUNCTIONS: frozenset[Any] = _MAKERS | frozenset(
 _LITERALS = (bool, int, float, type(None), slice, *OBJECTS, *OF_NUMPY)
 _MOST_STEPS = 16
 _MOST_MODULES = 8
-"""Limit of modules among which a number that changes chooses: each is captured."""
+"""Limit of modules, or attributes, among which a number that changes chooses: each is captured."""
+_NO_DIGITS = str.maketrans("", "", string.digits)
 
 
 class ComputedObjects:
@@ -108,16 +111,36 @@ class ComputedObjects:
     def name_of_module(self, modules: dict[Any, Any], name: DeferredValue) -> Any:
         """Returns the text under which a dict of a few modules has one, which is guarded: the module decides what is
         captured; :data:`ABSENT` for another dict or key."""
-        heap, made = self._world.heap, self._how(name)
-        record = heap.record_of(modules)
+        record = self._world.heap.record_of(modules)
         held = modules if record is None else record.real
-        if made is None or len(held) > _MOST_MODULES:
+
+        def is_chosen(text: str) -> bool:
+            return safe_isinstance(dict.get(held, text), (torch.nn.Module, torch.nn.Parameter))
+
+        return self._text(name, is_chosen) if len(held) <= _MOST_MODULES else ABSENT
+
+    def name_of_attribute(self, owner: Any, name: DeferredValue) -> Any:
+        """Returns the name of an attribute that an object has, which is guarded in the same way; :data:`ABSENT` if it
+        has none of that name, or many that differ in digits only."""
+        record = self._world.heap.record_of(owner)
+        names = _attribute_names(owner if record is None else record.real)
+
+        def is_chosen(text: str) -> bool:
+            alike = [each for each in names if _without_digits(each) == _without_digits(text)]
+            return text in names and len(alike) <= _MOST_MODULES
+
+        return self._text(name, is_chosen)
+
+    def _text(self, name: DeferredValue, is_chosen: Callable[[str], bool]) -> Any:
+        """Returns the text that the prologue makes at each call, and guards it; :data:`ABSENT` if it makes none, or
+        one that is not among those to choose from."""
+        made = self._how(name)
+        if made is None:
             return ABSENT
         text, program = self._value(made)
-        found = dict.get(held, text) if type(text) is str else None
-        if not safe_isinstance(found, (torch.nn.Module, torch.nn.Parameter)):
+        if type(text) is not str or not is_chosen(text):
             return ABSENT
-        label = f"{trace_rules.describe(made[0])}(...)"
+        heap, label = self._world.heap, f"{trace_rules.describe(made[0])}(...)"
         heap.guard("equal", heap.sources.item(heap.sources.computed(program, label), 0, label), text)
         return text
 
@@ -196,6 +219,19 @@ class ComputedObjects:
         fn, args, kwargs = made
         given = tuple(map(written, args)), {name: written(value) for name, value in kwargs.items()}
         return add(Step(ObjectCall(fn), *given))
+
+
+def _attribute_names(owner: Any) -> frozenset[str]:
+    """Returns the names of an object's attributes, of its classes', and of what a module holds by name."""
+    own = instance_dict_of_plain(owner)
+    spaces = [own, *(vars(cls) for cls in type(owner).__mro__)]
+    if safe_isinstance(owner, torch.nn.Module):
+        spaces += [own.get(held, {}) for held in ("_modules", "_parameters", "_buffers")]
+    return frozenset(name for space in spaces for name in space if type(name) is str)
+
+
+def _without_digits(text: str) -> str:
+    return text.translate(_NO_DIGITS)
 
 
 def _is_known(fn: Any) -> bool:

@@ -9,7 +9,7 @@ on it is a guard.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,6 +41,7 @@ class HostReads:
     def __init__(self, world: CaptureWorldAPI) -> None:
         self._world = world
         self._programs: dict[Any, tuple[Source, list[Any]]] = {}
+        self._not_known: set[tuple[fx.Node, str]] = set()
         self._ended = False
         self.wanted = False
 
@@ -60,18 +61,31 @@ class HostReads:
         tracer = self._world.tracer
         asked = [tracer.node_of(each) for each in values if type(each) is compat.FakeTensor and self._is_small(each)]
         read = [node.args[0] for node in tracer.graph.nodes if node.target is aten._local_scalar_dense.default]
-        self.wanted = any(self._of_node(node) is not None for node in (*asked, *read)) or self._can_count()  # type: ignore[arg-type]
+        self.wanted = any(self._may_know(node, self._of_node) for node in (*asked, *read)) or self._can_count()  # type: ignore[arg-type]
+
+    def _may_know(self, node: fx.Node, found: Callable[[fx.Node], Any]) -> bool:
+        """Returns True if the prologue can know what a node computes; asks once for one of which it cannot."""
+        key = node, found.__name__
+        if key in self._not_known:
+            return False
+        if found(node) is not None:
+            return True
+        self._not_known.add(key)
+        return False
 
     def _can_count(self) -> bool:
         """Returns True if the step has a result whose size depends on contents, and the prologue can know its size."""
         for node in self._world.tracer.graph.nodes:
-            if type(node.target) in compat.OPERATORS:
-                args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: each.meta.get("val"))
-                counted = count_of(node.target, args, kwargs)
-                asked = [each for each in node.all_input_nodes if counted and each.meta.get("val") is counted.tensor]
-                if counted is not None and self._counted(counted, asked[0]) is not None:
-                    return True
+            if type(node.target) in compat.OPERATORS and self._may_know(node, self._count_of_node):
+                return True
         return False
+
+    def _count_of_node(self, node: fx.Node) -> tuple[Source, list[Any]] | None:
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: each.meta.get("val"))
+        counted = count_of(node.target, args, kwargs)
+        if counted is None:
+            return None
+        return self._counted(counted, next(n for n in node.all_input_nodes if n.meta.get("val") is counted.tensor))
 
     def number(self, tensor: torch.Tensor) -> Any:
         """Returns the number in a tensor of one element; ``None`` if the prologue cannot know it, or need not."""

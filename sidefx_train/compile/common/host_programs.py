@@ -138,6 +138,36 @@ class NumberCall:
         return f"NumberCall({id(self._function)})"
 
 
+class PythonCall(NumberCall):
+    """A call of Python code that only computes numbers from numbers.
+
+    Args:
+        function: such as the step of a scheduler on a copy of its state.
+        name: the program's name for it.
+    """
+
+    __slots__ = ("name",)
+
+    def __init__(self, function: Callable[..., Any], name: str) -> None:
+        super().__init__(function)
+        self.name = name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the result.
+
+        Raises:
+            ArithmeticError: as of :class:`NumberCall`, or the code raises: the step raises the same where it is
+                captured again.
+        """
+        try:
+            return super().__call__(*args, **kwargs)
+        except Exception as error:
+            raise ArithmeticError(f"{type(error).__name__} from the program's code") from error
+
+    def __repr__(self) -> str:
+        return f"PythonCall({id(self._function)})"
+
+
 class ObjectCall:
     """A call of a pure function of C code, which returns an immutable object or numbers.
 

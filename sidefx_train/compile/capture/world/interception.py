@@ -148,7 +148,7 @@ class Interception:
         """Refuses to interpret a library's function of an array whose contents change, if that has stopped a capture:
         it runs natively as a whole."""
         spec = self.world.specialization
-        if not spec.changing_arrays or type(fn) is not types.FunctionType:
+        if not (spec.changing_arrays or spec.perhaps_changing) or type(fn) is not types.FunctionType:
             return ABSENT
         for value in (*args, *kwargs.values()):
             record = self.heap.record_of(value) if type(value) is np.ndarray else None

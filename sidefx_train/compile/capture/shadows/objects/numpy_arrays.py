@@ -76,7 +76,8 @@ class ArrayRecord(Record):
     @property
     def changes(self) -> bool:
         """True if its contents have changed since an earlier capture."""
-        return self.source.label in self.heap.specialization.changing_arrays
+        spec = self.heap.specialization
+        return self.source.label in spec.changing_arrays or self.source.label in spec.perhaps_changing
 
     @property
     def is_laid_out(self) -> bool:

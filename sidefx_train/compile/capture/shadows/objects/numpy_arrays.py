@@ -43,6 +43,7 @@ class ArrayRecord(Record):
         read_early: a call before the graph reads its contents.
         shown: a deferred call will print its contents.
         drawn: its contents are random numbers of the step, or computed from numbers that change.
+        rewritten: a draw before the graph writes to it; the shadow has what this call's draw leaves there.
         measured: its metadata are guarded, as those of an array from outside always are.
     """
 
@@ -54,7 +55,7 @@ class ArrayRecord(Record):
         self.tensor: torch.Tensor | None = None
         self.read = self.read_early = False
         self.shown = False
-        self.drawn = False
+        self.drawn = self.rewritten = False
         self.measured = False
 
     def measure(self) -> None:
@@ -67,6 +68,11 @@ class ArrayRecord(Record):
     def refresh(self) -> None:
         """Copies the array's contents to its shadow, after a write to it that is made at every call."""
         np.copyto(self._contents, self.real)
+
+    @property
+    def current(self) -> np.ndarray[Any, Any]:
+        """The array with what it holds now: the outside one, or a copy if a draw of this capture has written to it."""
+        return self._contents if self.rewritten else self.real
 
     @property
     def computed(self) -> bool:
@@ -151,7 +157,7 @@ class ArrayRecord(Record):
         """Refuses a step that both reads the array and writes to it through a tensor, or whose C code writes to it."""
         if not (self.read or self.read_early or self.shown):
             return
-        if self._is_written():
+        if not self.rewritten and self._is_written():
             self.heap.refuse("SFX104", f"C code writes into {self.source.label}, a NumPy array")
         known = [record for record in self.heap.by_real.values() if safe_isinstance(record, TensorRecord)]
         written = [record for record in known if writes.to(record.memory)]

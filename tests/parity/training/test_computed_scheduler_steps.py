@@ -8,6 +8,7 @@ import math
 import types
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -130,6 +131,20 @@ def test_momentum_is_cycled(mode, optimizer):
         return lr_scheduler.CyclicLR(made, 0.01, 0.1, step_size_up=4, mode=mode, gamma=0.98)
 
     parity(averaging(make, optimizer=functools.partial(optimizer, lr=0.1)), steps=20)
+
+
+def test_a_function_of_numpy():
+    """An overflow is a warning of NumPy's, at the program's line."""
+
+    def factor(n):
+        return 0.5 * (1 + np.cos(np.pi * n / 20)) if n != 6 else float(np.exp(n * 200.0)) * 0 + 1.0
+
+    make = averaging(lambda o: lr_scheduler.LambdaLR(o, factor))
+    wrap = functools.partial(sidefx_train.compile, backend="eager", rng="eager")
+    want = outcomes(make, lambda fn: fn, 5)
+    assert outcomes(make, wrap, 5) == want
+    report = parity(make, steps=5)
+    assert len(report.captures) == 1
 
 
 def test_groups():

@@ -86,7 +86,7 @@ class _Scheduler:
         space = vars(copy)
         space.update(self.constants)
         for name, value in self.changing:
-            space[name] = _filled(value, given)
+            space[name] = given[value.position] if type(value) is _Place else _filled(value, given)
         space["optimizer"] = optimizer
         if self.parts:
             space["_schedulers"] = [each.copied(given, optimizer, made) for each in self.parts]
@@ -105,10 +105,24 @@ class _Program:
     __slots__ = ("_groups", "_scheduler", "_written")
 
     def __init__(self, scheduler: _Scheduler, groups: list[dict[str, Any]], written: tuple[str, ...]) -> None:
-        self._scheduler, self._groups, self._written = scheduler, groups, written
+        self._scheduler, self._written = scheduler, written
+        self._groups = [
+            (
+                {name: value for name, value in group.items() if type(value) is not _Place},
+                [(name, value.position) for name, value in group.items() if type(value) is _Place],
+            )
+            for group in groups
+        ]
 
     def __call__(self, *given: Any) -> tuple[Any, ...]:
-        groups = [{name: _filled(value, given) for name, value in group.items()} for group in self._groups]
+        groups = []
+        for constants, places in self._groups:
+            group = dict(constants)
+            for name, place in places:
+                group[name] = given[place]
+            if _BETAS in group:
+                group[_BETAS] = _filled(group[_BETAS], given)
+            groups.append(group)
         made: list[tuple[_Scheduler, Any]] = []
         self._scheduler.copied(given, _Optimizer(groups), made).step()
         found: list[Any] = []
@@ -143,6 +157,7 @@ class _Reader:
         given: the numbers that change, the arguments of the program.
         shadows: the schedulers that were read, each before its parts.
         optimizer: that of all of them.
+        warns: one of their functions calls functions of NumPy.
     """
 
     def __init__(self, world: TraceWorld) -> None:
@@ -150,6 +165,7 @@ class _Reader:
         self.given: list[Any] = []
         self.shadows: list[Any] = []
         self.optimizer: Any = None
+        self.warns = False
 
     def scheduler(self, shadow: Any) -> _Scheduler | None:
         """Returns a scheduler with all that its step reads; ``None`` if that is more than numbers."""
@@ -223,7 +239,11 @@ class _Reader:
             and all(type(each) in PLAIN_TYPES for each in given)
         ):
             return real
-        return real if computes_numbers(self.world, real) else ABSENT
+        computes = computes_numbers(self.world, real)
+        if computes is None:
+            return ABSENT
+        self.warns |= computes.warns
+        return real
 
     def items(self, value: Any) -> list[Any]:
         self.world.touch(value, deep=False)
@@ -263,7 +283,7 @@ def _step_before_graph(world: TraceWorld, scheduler: Any) -> bool:
         return False
     nodes = _all(found)
     written = _RATES if any(each.constants.get("cycle_momentum") for each in nodes) else _RATES[:1]
-    program = PythonCall(_Program(found, groups, written), f"{type(scheduler).__qualname__}.step")
+    program = PythonCall(_Program(found, groups, written), f"{type(scheduler).__qualname__}.step", reader.warns)
     made = world.computed_numbers.call(program, tuple(reader.given), {})
     if made is ABSENT:
         return False

@@ -58,11 +58,21 @@ _DEEPEST = 4
 _MOST_ITEMS = 256
 
 
-def computes_numbers(world: CaptureWorldAPI, fn: Any) -> bool:
-    """Returns True for a function of the program that computes numbers from its arguments, constants, and variables
-    and attributes from outside, which are guarded then."""
+def computes_numbers(world: CaptureWorldAPI, fn: Any) -> HostFunction | None:
+    """Returns what is known of a function of the program that computes numbers from its arguments, constants, and
+    variables and attributes from outside, which are guarded then; ``None`` for another function."""
     check = _Check(world)
-    return check.of(fn, _DEEPEST) and check.guard()
+    return HostFunction(check.warns) if check.of(fn, _DEEPEST) and check.guard() else None
+
+
+class HostFunction(NamedTuple):
+    """A function that only computes numbers.
+
+    Attributes:
+        warns: it calls functions of NumPy, which may warn.
+    """
+
+    warns: bool
 
 
 def call(world: CaptureWorldAPI, fn: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -78,7 +88,7 @@ def call(world: CaptureWorldAPI, fn: types.FunctionType, args: tuple[Any, ...], 
     if not check.of(fn, _DEEPEST, *owner):
         return ABSENT
     called = _Float(fn if record is None else types.MethodType(fn, record.real))
-    found = world.computed_numbers.call(PythonCall(called, fn.__qualname__), args[len(owner) :], kwargs)
+    found = world.computed_numbers.call(PythonCall(called, fn.__qualname__, check.warns), args[len(owner) :], kwargs)
     return found if found is not ABSENT and check.guard() else ABSENT
 
 
@@ -123,6 +133,9 @@ class _Check:
     Args:
         world: the world of the capture.
         owner: the shadow of the object that it is a method of, if it is one.
+
+    Attributes:
+        warns: the function calls functions of NumPy.
     """
 
     def __init__(self, world: CaptureWorldAPI, *owner: Any) -> None:
@@ -130,6 +143,7 @@ class _Check:
         self._heap = world.heap
         self._owner = owner
         self._reads: list[_Read] = []
+        self.warns = False
 
     def guard(self) -> bool:
         """Reads in the capture what the function reads; returns False if one of the values is known to change."""
@@ -179,7 +193,9 @@ class _Check:
                 while position < len(instructions) and instructions[position].name in _ATTRIBUTES:
                     names.append(instructions[position].value)
                     position += 1
+                self.warns |= read.value is np
                 value = functools.reduce(self._attribute, names, read.value)
+                self.warns |= type(value) is np.ufunc
                 self._reads.append(read._replace(attributes=tuple(names), value=value))
                 tables |= type(value) in (list, dict)
                 changes |= type(value) is types.FunctionType

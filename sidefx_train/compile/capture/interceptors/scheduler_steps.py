@@ -268,7 +268,7 @@ class _Reader:
 
 def step(world: TraceWorld, fn: types.FunctionType, args: tuple[Any, ...]) -> bool:
     """Steps a scheduler by a program of the prologue, or of the epilogue; returns False if it must be interpreted."""
-    if getattr(type(args[0]), "step", None) is not fn:  # by `super`
+    if world.branching or getattr(type(args[0]), "step", None) is not fn:  # in a branch of `torch.cond`; by `super`
         return False
     if type(args[0]) in _COMPARING:
         return len(args) == 2 and _step_after_graph(world, *args)

@@ -46,6 +46,18 @@ class Fetched(NamedTuple):
     kind: type
 
 
+class Rewritten(NamedTuple):
+    """An outside array that a draw writes to, as its argument.
+
+    Attributes:
+        source: where it is found at each call.
+        kind: its exact type.
+    """
+
+    source: Any
+    kind: type
+
+
 class Joined(NamedTuple):
     """The numbers of an outside list or deque with those that the step has appended, as an argument of an early call.
 
@@ -258,11 +270,13 @@ class _Run:
 
     Attributes:
         touched: outside generators with their states before their first draw.
+        rewritten: outside arrays with their contents before the first draw that writes to them.
     """
 
     def __init__(self, values: list[Any], copies: dict[int, Any] | None, call: Any, found: list[Any]) -> None:
         self.values, self.copies, self.call, self.found = values, copies, call, found
         self.touched: dict[int, tuple[Any, _State, Any]] = {}
+        self.rewritten: dict[int, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = {}
         self._taken = 0
 
     def make(self, draw: Draw) -> None:
@@ -285,16 +299,31 @@ class _Run:
             return self.values[value.position]
         if kind is Fetched or kind is Computed:
             return self._outside(value)
+        if kind is Rewritten:
+            return self._array(value)
         if kind is Joined:
             return joined(self._outside(value.held), self._each(value.appended), value.removed)
         return kind(map(self._value, value)) if kind is tuple or kind is list else value
 
-    def _outside(self, wanted: Fetched | Computed) -> Any:
+    def _array(self, wanted: Rewritten) -> Any:
+        array = self._outside(wanted)
+        if self.copies is None and id(array) not in self.rewritten:
+            if not array.flags.writeable:
+                raise _Changed
+            self.rewritten[id(array)] = array, array.copy()
+        return array
+
+    def restore_arrays(self) -> None:
+        """Gives outside arrays the contents that they had before."""
+        for array, contents in self.rewritten.values():
+            np.copyto(array, contents)
+
+    def _outside(self, wanted: Fetched | Rewritten | Computed) -> Any:
         if self.copies is not None:
             self._taken += 1
             found = self.found[self._taken - 1]
             return self.copies.get(id(found), found)
-        if isinstance(wanted, Fetched):
+        if not isinstance(wanted, Computed):
             value = wanted.source.fetch(*self.call)
         else:
             operands = [source.fetch(*self.call) for source in wanted.program.operands]
@@ -369,6 +398,7 @@ class HostDraws:
         except Exception:  # a path that leads nowhere, or a number that the method rejects: captured again, it raises
             for generator, state, before in run.touched.values():
                 state.write(generator, before)
+            run.restore_arrays()
             if self._torch_before is not None:
                 torch.default_generator.set_state(self._torch_before)
             self.forget()
@@ -392,7 +422,8 @@ class HostDraws:
             raise _Changed
 
     def take_back(self) -> None:
-        """Sets the generators to the states before the latest :meth:`draw`; the values stay, for messages.
+        """Sets the generators to the states before the latest :meth:`draw`, and arrays to what they held; the values
+        stay, for messages.
 
         A generator from which another thread has drawn since is left: its numbers must not be drawn twice.
         """
@@ -401,7 +432,8 @@ class HostDraws:
             copies, self._copies = self._copies, {}  # of the latest time: making one takes longer than a draw
             if copies.keys() != run.touched.keys():
                 copies = {ident: state.copy(generator) for ident, (generator, state, _) in run.touched.items()}
-            again = _Run(list(self.values), copies, run.call, run.found)
+            arrays = {ident: contents.copy() for ident, (_, contents) in run.rewritten.items()}
+            again = _Run(list(self.values), {**copies, **arrays}, run.call, run.found)
             for ident, (_, state, before) in run.touched.items():
                 state.write(copies[ident], before)
             for draw in self._draws:
@@ -411,6 +443,8 @@ class HostDraws:
                     state.write(generator, before)
             if run.touched.keys() <= self._held:  # by id: the draws hold these generators
                 self._copies = copies
+        if run is not None:
+            run.restore_arrays()
         if self._torch_before is not None:
             torch.default_generator.set_state(self._torch_before)
 

@@ -60,11 +60,12 @@ class HostProgram:
         steps: the operations; the result of the last one, or the only operand, is a tensor or a number.
     """
 
-    __slots__ = ("_given", "_result", "_steps", "operands")
+    __slots__ = ("_given", "_only", "_result", "_steps", "operands")
 
     def __init__(self, operands: tuple[Any, ...], steps: tuple[Step, ...]) -> None:
         self.operands = operands
         self._steps = steps
+        self._only = _only_call(steps)
         self._given: tuple[Any, ...] = ()
         self._result: list[Any] = []
 
@@ -76,7 +77,10 @@ class HostProgram:
         kinds = set(map(type, values))
         if not kinds <= _PLAIN:
             return []
-        result = self._computed(list(values))
+        if self._only is not None:
+            result = _called(*self._only, values)
+        else:
+            result = self._computed(list(values))
         self._given, self._result = (values, result) if kinds.isdisjoint(_TENSORS) else ((), [])
         return result
 
@@ -89,6 +93,22 @@ class HostProgram:
                 return result.reshape(-1).tolist() if isinstance(result, torch.Tensor) else [result]
         except (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError):
             return []  # the values are not as the capture saw them: a guard says so
+
+
+def _only_call(steps: tuple[Step, ...]) -> tuple[PythonCall, tuple[int, ...]] | None:
+    """Returns the program's only function and the places of its operands, if it is Python code on operands alone."""
+    only = steps[0] if len(steps) == 1 else None
+    if only is None or type(only.function) is not PythonCall or only.kwargs:
+        return None
+    places = tuple(each.position for each in only.args if type(each) is Slot)
+    return (only.function, places) if len(places) == len(only.args) else None
+
+
+def _called(function: PythonCall, places: tuple[int, ...], values: tuple[Any, ...]) -> list[Any]:
+    try:
+        return [function(*[values[place] for place in places])]
+    except ArithmeticError:
+        return []  # as above
 
 
 class ArrayCall:
@@ -136,6 +156,38 @@ class NumberCall:
 
     def __repr__(self) -> str:
         return f"NumberCall({id(self._function)})"
+
+
+class PythonCall(NumberCall):
+    """A call of Python code that only computes numbers from numbers.
+
+    Args:
+        function: such as the step of a scheduler on a copy of its state.
+        name: the program's name for it.
+        warns: it calls functions of NumPy, which may warn.
+    """
+
+    __slots__ = ("_warns", "name")
+
+    def __init__(self, function: Callable[..., Any], name: str, warns: bool) -> None:
+        super().__init__(function)
+        self.name = name
+        self._warns = warns
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the result.
+
+        Raises:
+            ArithmeticError: as of :class:`NumberCall`, or the code raises: the step raises the same where it is
+                captured again.
+        """
+        try:
+            return super().__call__(*args, **kwargs) if self._warns else _checked(self._function(*args, **kwargs))
+        except Exception as error:
+            raise ArithmeticError(f"{type(error).__name__} from the program's code") from error
+
+    def __repr__(self) -> str:
+        return f"PythonCall({id(self._function)})"
 
 
 class ObjectCall:

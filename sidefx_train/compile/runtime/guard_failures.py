@@ -205,7 +205,7 @@ def _after_arrays(spec: Specialization, labels: set[str]) -> Specialization:
     changing is computed before the graph, or left to Python."""
     changed = (*spec.array_changes, *sorted(labels))
     often = frozenset(each for each in changed if changed.count(each) >= _ARRAY_CHANGES)
-    return replace(spec, array_changes=changed, changing_arrays=often)
+    return replace(spec, array_changes=changed, changing_arrays=often, perhaps_changing=frozenset(changed) - often)
 
 
 def _after_read(spec: Specialization, guard: Guard) -> Specialization:

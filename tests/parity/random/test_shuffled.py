@@ -256,3 +256,178 @@ def test_the_truth_of_many_numbers_raises():
     run = sidefx_train.compile(step, backend="eager")
     with pytest.raises(ValueError, match="ambiguous"):
         run(torch.ones(2))
+
+
+# ---------------------------------------------------------------------- arrays from outside
+def indexes_with_it(net, x, rows):
+    np.random.shuffle(rows)
+    yield net(x[torch.from_numpy(rows)]).square().cumsum(0)
+
+
+def indexes_directly(net, x, rows):
+    np.random.shuffle(rows)
+    yield net(x[rows]).square().cumsum(0)
+
+
+def takes_parts_of_it(net, x, rows):
+    net.numpy.shuffle(rows)
+    for start in range(0, ROWS, 2):
+        yield net(x[rows[start : start + 2]]) * (start + 1)
+    yield net(x) * float(rows[0]) + rows.argmax()
+
+
+def decides_by_it(net, x, rows):
+    np.random.shuffle(rows)
+    yield net(x) * 2 if rows[0] > 3 else net(x)
+
+
+def shuffles_twice(net, x, rows):
+    np.random.shuffle(rows)
+    np.random.shuffle(rows)
+    yield net(x[torch.from_numpy(rows)]).cumsum(0)
+
+
+def draws_before_and_after(net, x, rows):
+    yield net(x) * np.random.rand()
+    np.random.shuffle(rows)
+    yield net(x[rows]).cumsum(0) * np.random.rand()
+
+
+def keeps_a_tensor_over_it(net, x, rows):
+    np.random.shuffle(rows)
+    net.kept[:] = [torch.from_numpy(rows), rows, rows[2:4]]
+    yield net(x[rows]).cumsum(0)
+
+
+FROM_OUTSIDE = (
+    indexes_with_it, indexes_directly, takes_parts_of_it, decides_by_it, shuffles_twice, draws_before_and_after,
+    keeps_a_tensor_over_it,
+)  # fmt: skip
+
+
+def reads_it_before(net, x, rows):
+    yield net(x) * float(rows[0])
+    np.random.shuffle(rows)
+    yield net(x[rows]).cumsum(0)
+
+
+def prints_it_before(net, x, rows):
+    print(rows)
+    np.random.shuffle(rows)
+    print(rows)
+    yield net(x[torch.from_numpy(rows)]).cumsum(0)
+
+
+def uses_a_tensor_over_it_before(net, x, rows):
+    over = torch.from_numpy(rows)
+    yield net(x[over]).cumsum(0)
+    np.random.shuffle(rows)
+    yield net(x[over]).cumsum(0)
+
+
+def uses_an_outside_tensor_over_it(net, x, rows):
+    yield net(x[net.over]).cumsum(0)
+    np.random.shuffle(rows)
+    yield net(x[net.over]).cumsum(0)
+
+
+def reads_a_view_of_it_before(net, x, rows):
+    yield net(x) * float(net.view[0])
+    np.random.shuffle(rows)
+    yield net(x) * float(net.view[0])
+
+
+def writes_through_a_tensor(net, x, rows):
+    np.random.shuffle(rows)
+    yield net(x[torch.from_numpy(rows).clamp_(0, 5)]).cumsum(0)
+
+
+READ_BEFORE = (
+    reads_it_before, prints_it_before, uses_a_tensor_over_it_before, uses_an_outside_tensor_over_it,
+    reads_a_view_of_it_before, writes_through_a_tensor,
+)  # fmt: skip
+
+
+def outside(body):
+    def make() -> Program:
+        net, rows = Net(), np.arange(ROWS)
+        np.random.seed(3)
+        net.over, net.view = torch.from_numpy(rows), rows[1:]
+
+        def step(x):
+            loss = sum(part.mean() for part in body(net, x, rows))
+            loss.backward()
+            net.optimizer.step()
+            net.optimizer.zero_grad()
+            return loss.detach()
+
+        watch = (net.layer, rows, net.kept, [])
+        return Program(step, lambda index: (torch.randn(ROWS, WIDTH),), watch)
+
+    return make
+
+
+@pytest.mark.parametrize("body", FROM_OUTSIDE, ids=lambda body: body.__name__)
+def test_an_array_from_outside(body):
+    report = parity(outside(body), steps=14, captures=None, between=states)
+    assert len(report.captures) <= 2, str(report)
+
+
+@pytest.mark.parametrize("body", READ_BEFORE, ids=lambda body: body.__name__)
+def test_an_array_from_outside_that_is_read_before(body):
+    parity(outside(body), steps=8, captures=None, between=states, whole=False)
+
+
+def test_an_array_from_outside_has_its_contents_back_if_a_guard_fails():
+    """Sizes and settings change between calls; the array is replaced, made read-only, and one over a tensor."""
+
+    def make() -> Program:
+        net, state = Net(), {"rows": np.arange(ROWS), "scale": 1}
+        np.random.seed(3)
+
+        def step(x, over):
+            np.random.shuffle(state["rows"])
+            y = net(x[torch.from_numpy(state["rows"])]) * state["scale"]
+            return y.detach().cumsum(0) + over.sum()
+
+        def batch(index):
+            over = torch.from_numpy(state["rows"]) if index == 9 else torch.ones(ROWS)
+            return torch.randn(ROWS + index // 4, WIDTH), over
+
+        return Program(step, batch, (net.layer, state, [], []))
+
+    def between(program, index):
+        state = program.watch[1]
+        states(program, index)
+        if index == 3:
+            state["scale"] = 2
+        if index == 5:
+            state["rows"] = np.arange(ROWS, dtype=np.int32).astype(np.int64)[::-1]
+        if index == 6:
+            state["rows"] = np.arange(ROWS)
+        if index == 10:
+            state["rows"].setflags(write=False)
+        if index == 11:
+            state["rows"] = np.arange(ROWS)
+
+    parity(make, steps=14, captures=None, between=between, whole=False)
+
+
+def test_a_tensor_over_the_array_is_used_before_it_is_shuffled():
+    """In some calls only: the graph must not read it then."""
+
+    def make() -> Program:
+        rows = np.arange(float(ROWS))
+        np.random.seed(3)
+
+        def step(x):
+            y = x * 2
+            np.random.shuffle(rows)
+            return y + torch.from_numpy(rows)
+
+        def batch(index):
+            return (torch.from_numpy(rows) if index in (2, 5) else torch.ones(ROWS, dtype=torch.float64),)
+
+        return Program(step, batch, (rows, []))
+
+    parity(make, steps=8, captures=None, between=states, whole=False)

@@ -287,3 +287,27 @@ def test_half_precision_is_multiplied_by_a_changing_number_as_it_is(dtype):
         assert all(map(torch.equal, compiled(x), step(x))), value
     report = compiled.report()
     assert len(report.captures) <= 2 and not report.fallbacks, str(report)
+
+
+@pytest.mark.parametrize("method", [True, False])
+def test_quarter_turns(method):
+    """Turns by whole ones more are the same graph."""
+
+    def step(x):
+        State.value += 3
+        turned = x.rot90(State.value, [1, 0]) if method else torch.rot90(x, k=State.value)
+        (turned * 2).sum().backward()
+        return turned.detach()
+
+    def run(fn):
+        State.value, found = -11, []
+        for index in range(12):
+            x = torch.arange(index, index + 9.0).view(3, 3).requires_grad_()
+            found.append((fn(x), x.grad))
+        return found
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    for wanted, had in zip(run(step), run(compiled), strict=True):
+        assert all(map(torch.equal, wanted, had))
+    report = compiled.report()
+    assert len(report.captures) == 4 and not report.fallbacks, str(report)

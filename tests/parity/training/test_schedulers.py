@@ -1,6 +1,6 @@
 """Learning-rate schedulers stepped inside the step.
 
-At its end they run behind the graph, which is captured once; before a tensor operation their formulas stay symbolic.
+At its end they run behind the graph, before a tensor operation the prologue computes them: one capture.
 """
 
 from __future__ import annotations
@@ -112,8 +112,7 @@ def program(make_scheduler, order: str):
 @pytest.mark.parametrize("name", SCHEDULERS)
 @pytest.mark.every(4)
 def test_before_a_tensor_operation(name):
-    report = parity(program(SCHEDULERS[name], "before an operation"), steps=40, captures=None)
-    assert report.graph_count <= 5, f"{name}: {report.graph_count} captures"
+    parity(program(SCHEDULERS[name], "before an operation"), steps=40, captures=2 if name == "sequential" else 1)
 
 
 @pytest.mark.parametrize("order", ["after zero_grad", "before zero_grad"])

@@ -27,6 +27,7 @@ class Specialization:
         guards_strings: the step branches on one of these strings, so strings are guarded by value after all.
         array_changes: labels of NumPy arrays whose contents have changed, and of such numbers, once for each time.
         changing_arrays: those of them that keep changing: what reads these runs natively.
+        perhaps_changing: those of them that have changed once or twice: the same, unless that stops the capture.
         native_array_functions: code of library functions that get such an array, and run natively as a whole.
         views_needing_base: labels of views whose bases are mutated with grad and enter the graph too.
         assumes_nothing: no condition on a tensor is assumed: one did not hold, or a backward outside is cut off.
@@ -65,6 +66,7 @@ class Specialization:
     guards_strings: bool = False
     array_changes: tuple[str, ...] = ()
     changing_arrays: frozenset[str] = frozenset()
+    perhaps_changing: frozenset[str] = frozenset()
     native_array_functions: frozenset[CodeType] = frozenset()
     views_needing_base: frozenset[str] = frozenset()
     assumes_nothing: bool = False

@@ -14,8 +14,11 @@ import numpy as np
 import torch
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.guards.kinds.relations import overlaps
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import ListRecord
 from sidefx_train.compile.capture.shadows.deferred_values import RangeOfNumber
+from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
+from sidefx_train.compile.capture.shadows.records import TensorRecord
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.host_draws import is_generator
@@ -168,9 +171,35 @@ def _shuffle_array(world: TraceWorld, generator: Any, array: Any) -> Any:
         return ABSENT  # Python's exchanges rows of several dimensions wrongly
     if world.heap.record_of(array) is None:
         world.random_draws.want_early(array)
-    elif world.random_draws.draw_into(method, generator, array):
+    elif world.random_draws.draw_into(method, generator, array) or _rewrites(world, method, generator, array):
         return None
     return ABSENT
+
+
+def _rewrites(world: TraceWorld, method: Any, generator: Any, array: Any) -> bool:
+    """Shuffles an outside array before the graph runs; returns False if something of the step may read it before."""
+    record = world.heap.record_of(array)
+    if not safe_isinstance(record, ArrayRecord) or world.deferred or record.tensor is not None:
+        return False
+    real = record.real
+    known = not real.dtype.hasobject and real.nbytes <= _MOST_REWRITTEN and real.flags.writeable and record.is_laid_out
+    if not known or record.read or record.shown:
+        return False
+    records = [each for each in world.heap.by_real.values() if each is not record]
+    arrays = [each for each in records if safe_isinstance(each, ArrayRecord)]
+    tensors = [each for each in records if safe_isinstance(each, TensorRecord)]
+    if any(each.read or np.may_share_memory(each.current, real) for each in arrays):
+        return False
+    if overlaps(real, [each.real for each in tensors]) or not world.random_draws.rewrite(method, generator, record):
+        return False
+    given = tuple(each.source for each in tensors if each.kind != "static")
+    if given:  # the graph may read them as they were before
+        world.heap.guard("apart", record.source, given)
+    return True
+
+
+_MOST_REWRITTEN = 1 << 24
+"""Bytes of an outside array that a draw writes to: each call keeps what it held before, until its guards hold."""
 
 
 def _shuffled(generator: Any, items: list[Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Learning rate schedulers: what follows the call of a scheduler may run natively, behind the graph."""
+"""Learning rate schedulers: the prologue computes their steps, or they run natively, behind the graph."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim import lr_scheduler
 
+from sidefx_train.compile.capture.interceptors import scheduler_steps
 from sidefx_train.compile.capture.interpreter.frame_objects import Place
 from sidefx_train.compile.capture.shadows.deferred_values import DeferredCall
 from sidefx_train.compile.capture.world.deferred.argument_snapshot import ArgumentSnapshot
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
 
 
 def _step(fn: types.FunctionType, world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if not args or not world.decisions.calls_scheduler():
+    if not args:
         return ABSENT
+    if not world.decisions.calls_scheduler():
+        return None if not kwargs and scheduler_steps.step(world, fn, args) else ABSENT
     frame = world.interp.current_frame
     assert frame is not None, "the program calls the scheduler"
     if world.heap.record_of(args[0]) is None:

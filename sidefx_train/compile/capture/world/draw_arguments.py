@@ -68,7 +68,7 @@ class Arguments:
     def read(self, result: Any) -> None:
         """Notes that the arrays were read, but those of which the result is a view: nothing may write to them."""
         for record in self.arrays:
-            if type(result) is not np.ndarray or not np.may_share_memory(result, record.real):
+            if type(result) is not np.ndarray or not np.may_share_memory(result, record.current):
                 record.read_early = True
 
     def each(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -118,7 +118,8 @@ class Arguments:
         if self._is_drawn(record.source):
             return self._stands(Drawn(record.source.key), record.real)
         self.unknown |= not can_fetch(record.source) or kind not in (np.ndarray, DeferredValue)
-        return self._stands(Fetched(record.source, type(record.real)), record.real)
+        now = record.current if safe_isinstance(record, ArrayRecord) else record.real
+        return self._stands(Fetched(record.source, type(record.real)), now)
 
     def _numbers_of(self, record: ListRecord) -> Any:
         """Returns what stands for a list of numbers, which is found at each call, whatever numbers it has then."""

@@ -42,6 +42,7 @@ from sidefx_train.compile.capture.world.native_calls import (
     lru_cache as caches,
 )
 from sidefx_train.compile.capture.world.random_draws import computes_arrays
+from sidefx_train.compile.capture.world.symbolic_numbers import host_functions
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.host_draws import is_generator
@@ -147,7 +148,7 @@ class Interception:
         """Refuses to interpret a library's function of an array whose contents change, if that has stopped a capture:
         it runs natively as a whole."""
         spec = self.world.specialization
-        if not spec.changing_arrays or type(fn) is not types.FunctionType:
+        if not (spec.changing_arrays or spec.perhaps_changing) or type(fn) is not types.FunctionType:
             return ABSENT
         for value in (*args, *kwargs.values()):
             record = self.heap.record_of(value) if type(value) is np.ndarray else None
@@ -186,6 +187,9 @@ class Interception:
                 answer = handler(self.world, args, kwargs)
                 if answer is not ABSENT:
                     return answer
+        found = host_functions.call(self.world, fn, args, kwargs)
+        if found is not ABSENT:
+            return found
         if fn.__name__ == "graph_break" and fn.__module__.startswith("torch._dynamo"):
             return None
         if fn.__dict__ and compat.assumes_constant(fn):

@@ -27,6 +27,7 @@ from sidefx_train.compile.common.host_draws import (
     Fetched,
     HostDraws,
     Reseeding,
+    Rewritten,
     copy_of,
     is_generator,
     is_global,
@@ -329,6 +330,20 @@ class RandomDraws:
             return False
         for each in shared:
             each.refresh()
+        return True
+
+    def rewrite(self, function: Callable[..., Any], generator: Any, record: ArrayRecord) -> bool:
+        """Calls a method of a generator that writes to an outside array early, for good; returns False if the entry
+        does not find one of them, or an early call has read what the step sees afterwards."""
+        held, own = self._generator(generator) if self._is_early and can_fetch(record.source) else (ABSENT, None)
+        if held is ABSENT or self._reads_arrays:
+            return False
+        record.rewritten = record.drawn = record.read_early = True
+        with compat.real_world():
+            function(own, record.current)
+        later = (Rewritten(record.source, np.ndarray),)
+        self._draws.append(Draw(len(self.values), function, held, later, {}))
+        self.values.append(None)
         return True
 
     def copied(self, array: Any) -> Any:

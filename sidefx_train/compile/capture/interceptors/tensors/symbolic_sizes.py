@@ -78,6 +78,21 @@ registry.intercept(F.max_pool1d, torch.max_pool1d)(partial(_max_pool1d, False))
 registry.intercept(F.max_pool1d_with_indices, torch.max_pool1d_with_indices)(partial(_max_pool1d, True))
 
 
+# ---------------------------------------------------------------------- turns
+_ROT90 = inspect.signature(lambda input, k=1, dims=(0, 1): None)
+
+
+@registry.intercept(torch.rot90, torch.Tensor.rot90)
+def _rot90(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Guards the number of quarter turns up to whole ones: there are four results."""
+    given = registry.bound_arguments(_ROT90, args, kwargs)
+    if given is None or not _is_symbolic(given["k"]) or compat.is_unbacked(given["k"]):
+        return ABSENT
+    quarters = given["k"] % 4
+    turns = next(turns for turns in (0, 1, 2, 3) if turns == 3 or world.truth(quarters == turns))
+    return world.interp.call(torch.rot90, (given["input"], turns, given["dims"]), {})
+
+
 # ---------------------------------------------------------------------- products and joins
 _KRON = inspect.signature(lambda input, other: None)
 

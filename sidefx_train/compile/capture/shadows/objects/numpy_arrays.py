@@ -43,6 +43,7 @@ class ArrayRecord(Record):
         read_early: a call before the graph reads its contents.
         shown: a deferred call will print its contents.
         drawn: its contents are random numbers of the step, or computed from numbers that change.
+        rewritten: a draw before the graph writes to it; the shadow has what this call's draw leaves there.
         measured: its metadata are guarded, as those of an array from outside always are.
     """
 
@@ -54,7 +55,7 @@ class ArrayRecord(Record):
         self.tensor: torch.Tensor | None = None
         self.read = self.read_early = False
         self.shown = False
-        self.drawn = False
+        self.drawn = self.rewritten = False
         self.measured = False
 
     def measure(self) -> None:
@@ -69,6 +70,11 @@ class ArrayRecord(Record):
         np.copyto(self._contents, self.real)
 
     @property
+    def current(self) -> np.ndarray[Any, Any]:
+        """The array with what it holds now: the outside one, or a copy if a draw of this capture has written to it."""
+        return self._contents if self.rewritten else self.real
+
+    @property
     def computed(self) -> bool:
         """True if what NumPy makes of it is computed before the graph, at every call."""
         return self.drawn or self.changes or self.real.nbytes > _MOST_COMPARED
@@ -76,7 +82,8 @@ class ArrayRecord(Record):
     @property
     def changes(self) -> bool:
         """True if its contents have changed since an earlier capture."""
-        return self.source.label in self.heap.specialization.changing_arrays
+        spec = self.heap.specialization
+        return self.source.label in spec.changing_arrays or self.source.label in spec.perhaps_changing
 
     @property
     def is_laid_out(self) -> bool:
@@ -150,7 +157,7 @@ class ArrayRecord(Record):
         """Refuses a step that both reads the array and writes to it through a tensor, or whose C code writes to it."""
         if not (self.read or self.read_early or self.shown):
             return
-        if self._is_written():
+        if not self.rewritten and self._is_written():
             self.heap.refuse("SFX104", f"C code writes into {self.source.label}, a NumPy array")
         known = [record for record in self.heap.by_real.values() if safe_isinstance(record, TensorRecord)]
         written = [record for record in known if writes.to(record.memory)]

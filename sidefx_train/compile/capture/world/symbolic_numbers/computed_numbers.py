@@ -16,7 +16,7 @@ import torch
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.world.symbolic_numbers.program_writer import ProgramWriter
 from sidefx_train.compile.common import trace_rules
-from sidefx_train.compile.common.host_programs import OF_NUMPY, HostProgram, NumberCall, Slot, Step
+from sidefx_train.compile.common.host_programs import OF_NUMPY, HostProgram, NumberCall, PythonCall, Slot, Step
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
 from sidefx_train.compile.graph.derived_numbers import as_single
@@ -56,11 +56,16 @@ _LARGEST_ARRAY = 256
 
 
 class ComputedNumbers:
-    """The numbers that one capture leaves to functions of C code."""
+    """The numbers that one capture leaves to functions of C code, and to such of the program.
+
+    Attributes:
+        tables: ids of lists and dicts whose contents at entry are guarded for functions of the program.
+    """
 
     def __init__(self, world: CaptureWorldAPI) -> None:
         self._world = world
         self._programs: dict[Any, tuple[Source, Any]] = {}
+        self.tables: set[int] = set()
 
     def call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Returns the result of a function of numbers, some of them symbolic; :data:`ABSENT` if it is to be called on
@@ -79,7 +84,8 @@ class ComputedNumbers:
             return ABSENT
         places = {ident: written.slots[node] for ident, node in nodes.items()}
         # NumPy's own numbers among the operands are its own again when the prologue fetches them.
-        step = Step(NumberCall(fn), given.filled(args, places), given.filled(kwargs, places))
+        made = fn if type(fn) is PythonCall else NumberCall(fn)
+        step = Step(made, given.filled(args, places), given.filled(kwargs, places))
         program = HostProgram(written.sources, (*written.steps, step))
         key: Any = program if given.has_arrays else (written.key, repr(step))
         if key not in self._programs:
@@ -87,7 +93,8 @@ class ComputedNumbers:
                 values = program(*written.operands)
             if not values:
                 return ABSENT
-            source = self._world.heap.sources.computed(program, f"{trace_rules.describe(fn)}(...)")
+            name = fn.name if type(fn) is PythonCall else trace_rules.describe(fn)
+            source = self._world.heap.sources.computed(program, f"{name}(...)")
             self._programs[key] = source, values[0]
         source, value = self._programs[key]
         return self.number(value, self._world.heap.sources.item(source, 0, source.label))
@@ -150,7 +157,9 @@ class _Arguments:
 
 
 def _is_known(fn: Any, numbers: list[Any]) -> bool:
-    """Returns True for pure functions of C code that compute numbers from numbers."""
+    """Returns True for pure functions, of C code unless they are marked, that compute numbers from numbers."""
+    if type(fn) is PythonCall:
+        return True
     if type(fn).__hash__ is None:
         return False
     if safe_isinstance(fn, type):

@@ -100,6 +100,20 @@ def test_layers_dropped_by_a_vector_of_numbers(draw):
     assert len(report.captures) <= 8 and not report.fallbacks, str(report)
 
 
+def test_at_least_one_layer_is_kept():
+    def body(model, x):
+        dropped = torch.zeros(len(model)).uniform_(0.0, 1.0) < 0.6
+        if all(dropped):
+            dropped[-1] = False
+        for layer, drop in zip(model, dropped, strict=True):
+            if not drop:
+                x = layer(x)
+        return x.square().mean()
+
+    report = parity(stacked(body), steps=24, captures=None, between=between)
+    assert not report.breaks and not report.fallbacks, str(report)
+
+
 def test_a_vector_on_which_a_step_decides_is_used_too():
     def body(model, x):
         chances = torch.empty(3).uniform_(0.5, 1.0)

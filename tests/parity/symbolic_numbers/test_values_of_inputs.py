@@ -94,9 +94,39 @@ def equal_tensors(w, x, t):
 LENGTHS = [[1, 2, 3], [2, 2, 2], [3, 2, 1], [2, 1, 3], [1, 1, 4], [2, 2, 2]]
 
 
+def built_by_writes(w, x, t):
+    sizes = torch.empty(3, dtype=torch.int64)
+    sizes[0] = t[2]
+    sizes[1:].copy_(t[:2])
+    return w.update(sum(part.square().mean() for part in torch.split(w.layer(x), sizes.tolist())))
+
+
+def written_after_it_is_used(w, x, t):
+    copied = t.clone()
+    most, first = copied.max(), copied[0]
+    copied.zero_()
+    copied[1] = 3
+    h = w.layer(x)[: int(most) + int(first)]  # `first` is a view, and 0 by now
+    return w.update(h.square().mean() if copied[1] > 2 else h.sum())
+
+
 @pytest.mark.parametrize(
     "step",
-    [split, slices, any_selected, returns_early, pooled, key, iterates, sorted_first, repeated, among, equal_tensors],
+    [
+        built_by_writes,
+        written_after_it_is_used,
+        split,
+        slices,
+        any_selected,
+        returns_early,
+        pooled,
+        key,
+        iterates,
+        sorted_first,
+        repeated,
+        among,
+        equal_tensors,
+    ],
     ids=lambda f: f.__name__,
 )
 def test_one_graph(step):

@@ -53,6 +53,7 @@ class TorchDraws:
         calls: the draws up to the last one that the prologue reads.
         wanted: the step decides on such a number.
         ended: nothing is read early any more.
+        overwritten: draws in place, whose results the numbers of the prologue replace.
     """
 
     def __init__(self, heap: ShadowTableAPI, values: list[Any], append: Callable[[Any, str], Any]) -> None:
@@ -60,6 +61,7 @@ class TorchDraws:
         self._numbers: dict[fx.Node, Any] = {}
         self._state: torch.Tensor | None = None
         self.calls: list[TorchDraw] = []
+        self.overwritten: set[fx.Node] = set()
         self.wanted = self.ended = False
 
     @property
@@ -173,9 +175,11 @@ class TorchDraws:
             target: Any = aten.full.default
             args: tuple[Any, ...] = (list(value.shape), tracer.node_of(numbers[0]))
             if len(numbers) > 1:
-                elements = [insert(target, ([], tracer.node_of(each)), kwargs, ()) for each in numbers]
+                one = aten.scalar_tensor.default
+                elements = [insert(one, (tracer.node_of(each),), kwargs, ()) for each in numbers]
                 target, args, kwargs = aten.stack.default, (elements,), {}
             if in_place:
+                self.overwritten.add(draw)
                 made = insert(target, args, kwargs, value.shape)
                 target, args, kwargs = aten.copy_.default, (node.args[0], made), {}
         node.target, node.args, node.kwargs = target, args, kwargs

@@ -1,7 +1,8 @@
 """Writes the programs that the prologue runs to know numbers, from the part of the graph that computes them.
 
 An operation is repeated there if it computes the same whatever surrounds it, has no effect, and reads only small,
-unwritten tensors from outside in the memory of the host, or numbers.
+unwritten tensors from outside in the memory of the host, or numbers. Writes to results of such operations are repeated
+on the program's own results, in the order of the graph.
 """
 
 from __future__ import annotations
@@ -48,6 +49,9 @@ _ON_INTEGERS = frozenset(
     + (aten.scatter, aten.index_add, aten.roll, aten.tril, aten.triu, aten.repeat_interleave)
 )
 """Operators that do so for integers; of floats, autocast may change what they compute."""
+
+_WRITES = frozenset((aten.copy_, aten.fill_, aten.zero_, aten.masked_fill_, aten.index_put_, aten.logical_not_))
+"""Operators that write the same whatever surrounds them."""
 
 _ON_ONE_FLOAT = frozenset((aten.add, aten.sub, aten.mul, aten.div, aten.floor, aten.ceil, aten.trunc, aten.round))
 """Operators that do so for one float in single or double precision, each of whose results has one rounding."""
@@ -103,6 +107,7 @@ class ProgramWriter:
 
     def of(self, nodes: Iterable[fx.Node]) -> Written | None:
         """Returns the program; ``None`` if an operation on the way is not one that it can repeat."""
+        nodes = list(nodes)
         found = self._cone(nodes)
         if found is None:
             return None
@@ -119,6 +124,8 @@ class ProgramWriter:
                 key.append(each if self._constant(each) is not None else repr(step))
                 slots[each] = Slot(len(operands) + len(steps))
                 steps.append(step)
+        if steps and len(nodes) == 1 and slots[nodes[0]].position != len(operands) + len(steps) - 1:
+            steps.append(Step(aten.alias.default, (slots[nodes[0]],), {}))  # a write to its memory came later
         return Written(tuple(sources), [self._inputs[each] for each in operands], steps, slots, tuple(key))
 
     def _cone(self, nodes: Iterable[fx.Node]) -> list[fx.Node] | None:
@@ -134,27 +141,24 @@ class ProgramWriter:
                 return None
             found.add(each)
             if self._constant(each) is None:
-                todo += self._operands(each)
+                todo += [*each.all_input_nodes, *self._writes(each)]
         return sorted(found)
 
-    def _operands(self, node: fx.Node) -> list[fx.Node]:
-        """Returns the nodes whose values a node's value depends on."""
-        return [node.args[1]] if self._only_copies(node) else node.all_input_nodes  # type: ignore[list-item]
-
-    def _only_copies(self, node: fx.Node) -> bool:
-        """Returns True for a copy of a tensor of the same size and type."""
-        if node.target is not aten.copy_.default or len(node.args) != 2 or node.kwargs:
-            return False
-        held, copied = node.meta.get("val"), getattr(node.args[1], "meta", {}).get("val")
-        return safe_isinstance(copied, torch.Tensor) and (copied.dtype, copied.shape) == (held.dtype, held.shape)
+    def _writes(self, node: fx.Node) -> list[fx.Node]:
+        """Returns the operations that have written to a node's memory so far."""
+        held = node.meta.get("val")
+        if not safe_isinstance(held, torch.Tensor):
+            return []
+        overwritten = self._world.random_draws.of_torch.overwritten
+        return [each for each in self._world.writes.to(held) if each not in overwritten]
 
     def _is_allowed(self, node: fx.Node) -> bool:
         held = node.meta.get("val")
-        if safe_isinstance(held, torch.Tensor) and not self._is_readable(node, held):
+        if safe_isinstance(held, torch.Tensor) and not self._is_readable(held):
             return False
-        if self._only_copies(node):
-            return True
-        if node.op == "placeholder" or self._constant(node) is not None:
+        if node.op == "placeholder":
+            return not self._writes(node)
+        if self._constant(node) is not None:
             return True
         if node.op != "call_function" or not self._has_literals(node):
             return False
@@ -165,22 +169,17 @@ class ProgramWriter:
         whole = not any(safe_isinstance(value, torch.Tensor) and value.dtype.is_floating_point for value in inputs)
         schema = getattr(node.target, "_schema", None)
         one = all(_is_one_number(value) for value in (*inputs, held))
-        alike = len({value.dtype for value in inputs if safe_isinstance(value, torch.Tensor)}) == 1
-        known = (
-            packet in _ON_ANY
-            or (packet is aten.stack and alike)
-            or (packet in _ON_INTEGERS and whole)
-            or (packet in _ON_ONE_FLOAT and one)
-        )
-        return known and schema is not None and not schema.is_mutable
+        if schema is None or schema.is_mutable:
+            return packet in _WRITES
+        if packet is aten.empty:  # what was in its memory is not read
+            return bool(self._writes(node))
+        if packet is aten.stack:  # which autocast leaves as it is if all are alike
+            return len({value.dtype for value in inputs if safe_isinstance(value, torch.Tensor)}) == 1
+        return packet in _ON_ANY or (packet in _ON_INTEGERS and whole) or (packet in _ON_ONE_FLOAT and one)
 
-    def _is_readable(self, node: fx.Node, held: torch.Tensor) -> bool:
-        """Returns True for a tensor on the host of known extent, if nothing writes to its memory but a copy of a whole
-        tensor before the node."""
+    def _is_readable(self, held: torch.Tensor) -> bool:
+        """Returns True for a tensor on the host of known extent."""
         if held.device.type != "cpu" or held.layout is not torch.strided:
-            return False
-        writes = self._world.writes.to(held)
-        if writes and not (writes[-1] <= node and self._only_copies(writes[-1])):
             return False
         sizes = [compat.hint_of(size) if safe_isinstance(size, torch.SymInt) else size for size in held.shape]
         return None not in sizes and math.prod(sizes) <= _MOST_ELEMENTS
@@ -217,8 +216,6 @@ class ProgramWriter:
         if constant is not None:
             with compat.real_world():
                 return Step(torch.clone, (constant.clone(),), {})
-        if self._only_copies(node):
-            return Step(aten.clone.default, (slots[node.args[1]],), {})  # type: ignore[index]
         args: Any = fx.map_arg(node.args, slots.__getitem__)
         kwargs: Any = fx.map_arg(node.kwargs, slots.__getitem__)
         return Step(node.target, tuple(args), dict(kwargs))  # type: ignore[arg-type]

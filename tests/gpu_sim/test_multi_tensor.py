@@ -62,7 +62,7 @@ OPTIMIZERS = {
     "SGD": partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01, foreach=True),
     "Adam": partial(torch.optim.Adam, lr=0.01, weight_decay=0.01, foreach=True),
     "AdamW": partial(torch.optim.AdamW, lr=0.01, amsgrad=True, foreach=False),
-    "RMSprop": partial(torch.optim.RMSprop, lr=0.01, momentum=0.9, foreach=True),
+    "RMSprop": partial(torch.optim.RMSprop, lr=0.01, eps=1e-3, momentum=0.9, foreach=True),  # see `trained_by`
     "Adagrad": partial(torch.optim.Adagrad, lr=0.1, foreach=True),
     "Lion": Lion,
 }

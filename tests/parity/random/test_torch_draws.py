@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -123,6 +125,40 @@ def test_a_vector_on_which_a_step_decides_is_used_too():
         return (y * (chances * 2).mean()).square().mean()
 
     parity(stacked(body), steps=12, captures=2, between=between)
+
+
+def drawn_window(height, width, scale=(0.3, 1.0), ratio=(0.75, 1.34)):
+    """Returns (top, left, height, width), as torchvision's ``RandomResizedCrop`` draws them."""
+    bounds = torch.log(torch.tensor(ratio))
+    for _ in range(10):
+        area = height * width * torch.empty(1).uniform_(*scale).item()
+        aspect = torch.exp(torch.empty(1).uniform_(bounds[0], bounds[1])).item()
+        w, h = int(round(math.sqrt(area * aspect))), int(round(math.sqrt(area / aspect)))
+        if 0 < w <= width and 0 < h <= height:
+            top = torch.randint(0, height - h + 1, size=(1,)).item()
+            return top, torch.randint(0, width - w + 1, size=(1,)).item(), h, w
+    return 0, 0, height, width
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_random_windows_of_images(backend):
+    def make():
+        model = torch.nn.Conv2d(3, 4, 3)
+
+        def step(x):
+            top, left, height, width = drawn_window(*x.shape[-2:])
+            window = x[..., top : top + height, left : left + width]
+            model.zero_grad()
+            loss = model(F.interpolate(window, size=(8, 8), mode="bilinear")).square().mean()
+            loss.backward()
+            return loss.detach()
+
+        return Program(
+            step, lambda i: (torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(i)),), [model, []]
+        )
+
+    report = parity(make, steps=20, captures=None, backend=backend, rng="eager", between=between)
+    assert len(report.captures) <= 5 and not report.breaks and not report.fallbacks, str(report)
 
 
 @pytest.mark.parametrize("before", [lambda y: torch.bernoulli(y.sigmoid()), lambda y: torch.poisson(y.square())])

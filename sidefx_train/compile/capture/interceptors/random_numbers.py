@@ -364,3 +364,20 @@ for _function in (vars(np.ndarray).get(name) for name in _READING):
         registry.intercept(_function)(
             lambda world, args, kwargs, method=_function: world.random_draws.derived(method, args, kwargs)
         )
+
+
+def _with_numbers(method: Any, world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Draws into a tensor between bounds that are tensors, which C++ code reads as numbers."""
+    bounds = (*args[1:], *kwargs.values())
+    if not any(safe_isinstance(value, torch.Tensor) for value in bounds):
+        return ABSENT
+
+    def read(value: Any) -> Any:
+        return world.interp.call(float, (value,), {}) if safe_isinstance(value, torch.Tensor) else value
+
+    given = (*args[:1], *map(read, args[1:]))
+    return world.interp.call(method, given, {name: read(value) for name, value in kwargs.items()})
+
+
+for _method in ("uniform_", "normal_", "cauchy_", "log_normal_", "exponential_", "geometric_"):
+    registry.intercept(getattr(torch.Tensor, _method))(functools.partial(_with_numbers, getattr(torch.Tensor, _method)))

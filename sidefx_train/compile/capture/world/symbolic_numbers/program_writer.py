@@ -53,8 +53,11 @@ _ON_INTEGERS = frozenset(
 _WRITES = frozenset((aten.copy_, aten.fill_, aten.zero_, aten.masked_fill_, aten.index_put_, aten.logical_not_))
 """Operators that write the same whatever surrounds them."""
 
-_ON_ONE_FLOAT = frozenset((aten.add, aten.sub, aten.mul, aten.div, aten.floor, aten.ceil, aten.trunc, aten.round))
-"""Operators that do so for one float in single or double precision, each of whose results has one rounding."""
+_ON_ONE_FLOAT = frozenset(
+    (aten.add, aten.sub, aten.mul, aten.div, aten.floor, aten.ceil, aten.trunc, aten.round, aten.exp, aten.log)
+    + (aten.sqrt,)
+)
+"""Operators that do so for one float in single or double precision."""
 
 _ON_NUMBERS = frozenset(
     (operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.pow)

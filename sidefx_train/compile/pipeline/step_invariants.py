@@ -13,6 +13,7 @@ from sidefx_train.compile.capture.guards.kinds import describe
 from sidefx_train.compile.capture.guards.symbol_guards import CONDITION_NAMES
 from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue
 from sidefx_train.compile.capture.side_effects.effect import SideEffects
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.guards.source import SourceTable
@@ -40,10 +41,10 @@ def replaced_tensors(world: TraceWorld, effects: SideEffects) -> frozenset[str]:
     held = {
         guard.source.label: guard.value
         for guard in world.heap.guards.values()
-        if guard.kind == "is" and isinstance(guard.value, torch.Tensor)
+        if guard.kind == "is" and safe_isinstance(guard.value, torch.Tensor)
     }
     changed = _changed(world.heap.sources, effects) if held else {}
-    found = {label: changed[label] for label in held if isinstance(changed.get(label), torch.Tensor)}
+    found = {label: changed[label] for label in held if safe_isinstance(changed.get(label), torch.Tensor)}
     return frozenset(label for label, value in found.items() if value is not _shadow(world, held[label]))
 
 

@@ -237,7 +237,8 @@ class _Check:
         kind = type(value)
         if safe_isinstance(value, (type, types.ModuleType)) or kind.__getattribute__ not in _PLAIN_LOADS:
             return ABSENT
-        if any(name in vars(cls) and hasattr(vars(cls)[name], "__set__") for cls in kind.__mro__):
+        found = [vars(cls)[name] for cls in kind.__mro__ if name in vars(cls)]
+        if any("__set__" in vars(base) for each in found for base in type(each).__mro__):
             return ABSENT
         record = self._heap.by_real.get(id(value))
         read_only = safe_isinstance(record, InstanceRecord) and not record.shared and name not in record.written

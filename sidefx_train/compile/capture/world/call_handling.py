@@ -57,7 +57,7 @@ from sidefx_train.compile.capture.world.native_calls import (
 from sidefx_train.compile.capture.world.native_calls.argument_reads import ArgumentReads
 from sidefx_train.compile.capture.world.native_calls.class_creation import make_class, makes_class
 from sidefx_train.compile.capture.world.native_calls.ctc_lengths import as_tensors, takes_lengths
-from sidefx_train.compile.capture.world.random_draws import computes_arrays
+from sidefx_train.compile.capture.world.symbolic_numbers.array_functions import computes_arrays
 from sidefx_train.compile.capture.world.symbolic_numbers.scalar_tensors import host_value
 from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.library_modules import is_library

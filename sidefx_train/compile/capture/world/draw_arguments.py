@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -159,3 +159,31 @@ class Arguments:
         of_numpy = compat.numpy_class(value)
         self.unknown |= of_numpy is not None and type(now) is not of_numpy
         return self._stands(Computed(program, type(now)), now)
+
+
+def places_of(index: Any, numbers: list[Any]) -> Any:
+    """Returns an index as plain values, in which strings stand for its numbers; these are appended in order."""
+    if type(index) in (int, torch.SymInt):
+        numbers.append(index)
+        return "number"
+    if type(index) is slice:
+        return ("slice", *(places_of(bound, numbers) for bound in (index.start, index.stop, index.step)))
+    if type(index) in (tuple, list):
+        return (type(index).__name__, *(places_of(each, numbers) for each in index))
+    if index is None or index is Ellipsis:
+        return index
+    numbers.append(index)  # an array, or what no early call takes
+    return "number"
+
+
+def item_at(array: Any, places: Any, *numbers: Any) -> Any:
+    """Returns the item of an array at such an index."""
+    return array[_index(places, iter(numbers))]
+
+
+def _index(places: Any, numbers: Iterator[Any]) -> Any:
+    if type(places) is not tuple:
+        return next(numbers) if places == "number" else places
+    kind, *parts = places
+    made = [_index(part, numbers) for part in parts]
+    return slice(*made) if kind == "slice" else tuple(made) if kind == "tuple" else made

@@ -41,8 +41,8 @@ from sidefx_train.compile.capture.world.native_calls import (
 from sidefx_train.compile.capture.world.native_calls import (
     lru_cache as caches,
 )
-from sidefx_train.compile.capture.world.random_draws import computes_arrays
 from sidefx_train.compile.capture.world.symbolic_numbers import host_functions
+from sidefx_train.compile.capture.world.symbolic_numbers.array_functions import computes_arrays
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.host_draws import is_generator

@@ -6,7 +6,7 @@ import math
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +18,8 @@ from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import List
 from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord, array_shadow
 from sidefx_train.compile.capture.shadows.records import Record
-from sidefx_train.compile.capture.world.draw_arguments import Arguments, can_fetch
+from sidefx_train.compile.capture.world.draw_arguments import Arguments, can_fetch, item_at, places_of
+from sidefx_train.compile.capture.world.symbolic_numbers.array_functions import MAKERS
 from sidefx_train.compile.capture.world.torch_draws import TorchDraws
 from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.host_draws import (
@@ -36,7 +37,7 @@ from sidefx_train.compile.common.host_draws import (
 )
 from sidefx_train.compile.common.host_programs import OF_NUMPY, ArrayCall
 from sidefx_train.compile.common.sentinels import ABSENT
-from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
+from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.graph.fx_utils import one_generator
 
 if TYPE_CHECKING:
@@ -276,7 +277,7 @@ class RandomDraws:
                 if type(value) in (list, deque):  # it may not have been read
                     self._world.touch(value)
             lists = any(type(value) in (list, tuple, deque) and _changes((value,)) for value in given)
-            if not lists and not (_changes(given) and (fn in _MAKERS or _has_array(given))):
+            if not lists and not (_changes(given) and (fn in MAKERS or _has_array(given))):
                 return ABSENT
         label = trace_rules.describe(fn)
         if any(type(value) is list and self.is_history(value) for value in given) and self._reads_changing_shape(label):
@@ -287,10 +288,10 @@ class RandomDraws:
         """Returns the part of an array at an index with numbers that change (``table[step]``, ``table[i : i + 8]``),
         looked up early; :data:`ABSENT` for any other index."""
         numbers: list[Any] = []
-        places = _places_of(index, numbers)
+        places = places_of(index, numbers)
         if self._world.branching or not _changes(numbers):
             return ABSENT
-        return self.derive(_item_at, (array, places, *numbers), {}, "numpy.ndarray.__getitem__")
+        return self.derive(item_at, (array, places, *numbers), {}, "numpy.ndarray.__getitem__")
 
     def write(self, function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
         """Writes to a drawn array early (``chances /= chances.sum()``): later calls read what it holds then.
@@ -446,33 +447,6 @@ class RandomDraws:
         return f"{_name(label, len(self.values) + 1)}.shape" in self._heap.specialization.symbolic_numbers
 
 
-def _places_of(index: Any, numbers: list[Any]) -> Any:
-    """Returns an index as plain values, in which strings stand for its numbers; these are appended in order."""
-    if type(index) in (int, torch.SymInt):
-        numbers.append(index)
-        return "number"
-    if type(index) is slice:
-        return ("slice", *(_places_of(bound, numbers) for bound in (index.start, index.stop, index.step)))
-    if type(index) in (tuple, list):
-        return (type(index).__name__, *(_places_of(each, numbers) for each in index))
-    if index is None or index is Ellipsis:
-        return index
-    numbers.append(index)  # an array, or what no early call takes
-    return "number"
-
-
-def _item_at(array: Any, places: Any, *numbers: Any) -> Any:
-    return array[_index(places, iter(numbers))]
-
-
-def _index(places: Any, numbers: Iterator[Any]) -> Any:
-    if type(places) is not tuple:
-        return next(numbers) if places == "number" else places
-    kind, *parts = places
-    made = [_index(part, numbers) for part in parts]
-    return slice(*made) if kind == "slice" else tuple(made) if kind == "tuple" else made
-
-
 def _name(label: str, number: int) -> str:
     """Returns the name of a draw in messages."""
     return f"{label}()" if number == 1 else f"{label}() (draw {number})"
@@ -488,32 +462,6 @@ def _changes(values: Iterable[Any]) -> bool:
 
 def _has_array(values: tuple[Any, ...]) -> bool:
     return any(type(value) is np.ndarray for value in values)
-
-
-_MAKERS: frozenset[Any] = frozenset(
-    (np.array, np.asarray, np.full, np.full_like, np.linspace, np.arange, np.zeros, np.ones, np.eye, np.identity)
-    + (np.tri, np.tril, np.triu)
-)
-"""Functions of NumPy that make an array of numbers."""
-
-
-def computes_arrays(fn: Any) -> bool:
-    """Returns True for a function of NumPy that only computes a new array, a view or a number from its arguments."""
-    if type(fn) in (types.BuiltinFunctionType, types.FunctionType) and fn in _MAKERS:
-        return True
-    if type(fn) is np.ufunc:  # one may be made of a Python function
-        return getattr(np, attribute_of(fn, "__name__", ""), None) is fn
-    return type(fn) is _DISPATCHED and (fn in _ARRAY_FUNCTIONS or fn in _MAKERS)
-
-
-_DISPATCHED: type = type(np.where)
-_ARRAY_FUNCTIONS = frozenset(
-    (np.where, np.concatenate, np.stack, np.hstack, np.vstack, np.clip, np.mean, np.sum, np.std, np.var, np.min, np.max)
-    + (np.argmin, np.argmax, np.argsort, np.sort, np.cumsum, np.cumprod, np.prod, np.any, np.all, np.round, np.dot)
-    + (np.outer, np.expand_dims, np.squeeze, np.repeat, np.tile, np.roll, np.flip, np.reshape, np.transpose, np.interp)
-    + (np.zeros_like, np.ones_like, np.searchsorted, np.count_nonzero, np.flatnonzero, np.linalg.norm, np.take, np.diff)
-    + (np.median, np.percentile, np.quantile, np.average)
-)
 
 
 _NUMBER_TYPES: frozenset[Any] = frozenset({int, float, *OF_NUMPY})

@@ -41,7 +41,7 @@ _READ = (*_RATES, "initial_lr", "max_lr", "min_lr", "max_momentum", "base_moment
 _ASKED = "_get_lr_called_within_step"
 _UNREAD = frozenset({"optimizer", "_schedulers", "_last_lr"})
 _NAMES = {module.__name__: vars(module) for module in (lr_scheduler, swa_utils)}
-_SEQUENCES = tuple(filter(None, (getattr(lr_scheduler, "SequentialLR", None),)))
+SEQUENCES = tuple(filter(None, (getattr(lr_scheduler, "SequentialLR", None),)))
 _CHAINS = tuple(filter(None, (getattr(lr_scheduler, "ChainedScheduler", None),)))
 _COMPARING = tuple(filter(None, (getattr(lr_scheduler, "ReduceLROnPlateau", None),)))
 """Classes whose step compares what the graph computes."""
@@ -131,7 +131,7 @@ class _Program:
             last = space.get("_last_lr")
             found += [space[name] for name in scheduler.counters]
             found += [0.0] * len(groups) if last is None else last
-            if scheduler.cls in _SEQUENCES:
+            if scheduler.cls in SEQUENCES:
                 found += [vars(each).get("_last_lr") is last for each in space["_schedulers"]]
         for group in groups:
             found += [group[name] if name != _BETAS else group[name][0] for name in self._written if name in group]
@@ -177,14 +177,14 @@ class _Reader:
         for name in _METHODS:
             self.interp.getattr(shadow, name)  # guarded: the copy runs the class's code
         space, found = instance_dict(record.real), _Scheduler(cls)
-        if not self.has_same_optimizer(shadow, space) or (cls not in (*_CHAINS, *_SEQUENCES) and _ASKED not in space):
+        if not self.has_same_optimizer(shadow, space) or (cls not in (*_CHAINS, *SEQUENCES) and _ASKED not in space):
             return None
         for each in self.items(self.interp.getattr(shadow, "_schedulers")) if "_schedulers" in space else ():
             part = self.scheduler(each)
             if part is None:
                 return None
             found.parts.append(part)
-        found.counters = [name for name in _COUNTERS[cls in _SEQUENCES] if name in space and cls not in _CHAINS]
+        found.counters = [name for name in _COUNTERS[cls in SEQUENCES] if name in space and cls not in _CHAINS]
         read = (name for name in space if name not in _UNREAD)
         return found if all(self._attribute(found, shadow, name) for name in read) else None
 
@@ -349,7 +349,7 @@ class _Result:
         self.node, self.shadow = node, shadow
         self.counters = [next(values) for _ in node.counters]
         self.rates: Any = [next(values) for _ in range(groups)]
-        self.steps = [next(values) if node.cls in _SEQUENCES else True for _ in node.parts]
+        self.steps = [next(values) if node.cls in SEQUENCES else True for _ in node.parts]
 
 
 def _write(world: TraceWorld, result: _Result, results: dict[int, _Result]) -> Any:
@@ -358,7 +358,7 @@ def _write(world: TraceWorld, result: _Result, results: dict[int, _Result]) -> A
     for part, steps in zip(result.node.parts, result.steps, strict=True):
         if steps:
             last = _write(world, results[id(part)], results)
-            rates = last if result.node.cls in _SEQUENCES else rates
+            rates = last if result.node.cls in SEQUENCES else rates
     for name, value in zip(result.node.counters, result.counters, strict=True):
         world.interp.setattr(result.shadow, name, value)
     world.interp.setattr(result.shadow, "_last_lr", rates)

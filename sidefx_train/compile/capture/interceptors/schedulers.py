@@ -22,8 +22,13 @@ if TYPE_CHECKING:
 def _step(fn: types.FunctionType, world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not args:
         return ABSENT
+    begun = world.decisions.has_begun(world.specialization.graph_decisions)
+    computed = functools.partial(scheduler_steps.step, world, fn, args)
+    natively = begun or type(args[0]) in scheduler_steps.SEQUENCES  # which take a capture for each of their parts
+    if not kwargs and not natively and computed():
+        return None
     if not world.decisions.calls_scheduler():
-        return None if not kwargs and scheduler_steps.step(world, fn, args) else ABSENT
+        return None if not kwargs and not begun and natively and computed() else ABSENT
     frame = world.interp.current_frame
     assert frame is not None, "the program calls the scheduler"
     if world.heap.record_of(args[0]) is None:

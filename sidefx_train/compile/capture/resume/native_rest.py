@@ -130,6 +130,11 @@ class Decisions:
         if self._first is None:
             self._first = self._decision()
 
+    def has_begun(self, graph_decisions: frozenset[Place]) -> bool:
+        """Returns True if the native rest may begin at a decision before this point: no tensor is touched after it as
+        far as is known."""
+        return bool(self._calls) or not self._places <= graph_decisions
+
     def calls_scheduler(self) -> bool:
         """Records that the program calls a scheduler, which will decide; returns True if the call is to be deferred."""
         frame = self._interp.current_frame

@@ -38,8 +38,9 @@ def check_overlap(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
         (written if writes else read).extend(_tensors(value))
     elementwise = torch.Tag.pointwise in func.tags or func.name().startswith(_ELEMENTWISE)
     by_storage: dict[int, list[tuple[torch.Tensor, bool]]] = {}  # operands by storage: an optimizer has hundreds
-    for other in read:
-        by_storage.setdefault(compat.storage_id(other), []).append((other, elementwise))
+    for i, other in enumerate(read):
+        accumulates = i == 0 and getattr(func, "overloadpacket", None) in _ACCUMULATING
+        by_storage.setdefault(compat.storage_id(other), []).append((other, elementwise or accumulates))
     recorded = torch.is_grad_enabled() and any(operand.requires_grad for operand in (*written, *read))
     for target in written:
         if recorded and _is_twisted_part(target):
@@ -90,6 +91,9 @@ def _check_reach(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
     if end * viewed.itemsize > viewed.untyped_storage().nbytes():
         raise Unsupported("SFX108", f"{func} reaches past the end of a tensor's storage")
 
+
+_ACCUMULATING = frozenset(getattr(torch.ops.aten, name) for name in ("addmm", "addmv", "addr", "addbmm", "baddbmm"))
+"""Operators that do in place what they do with their first operand as ``out``."""
 
 _ELEMENTWISE = ("aten::copy_", "aten::_foreach", "aten::_fused", "aten::_amp_foreach")
 

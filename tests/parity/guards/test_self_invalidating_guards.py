@@ -27,10 +27,12 @@ def batch(i: int) -> tuple[torch.Tensor]:
     return (torch.randn(4, 3, generator=torch.Generator().manual_seed(i)),)
 
 
-def trained(extra: Callable[[dict[str, Any]], Any], **state: Any) -> Callable[[], Program]:
+def trained(
+    extra: Callable[[dict[str, Any]], Any], optimizer_class: Any = torch.optim.SGD, **state: Any
+) -> Callable[[], Program]:
     def make() -> Program:
         model = nn.Linear(3, 2)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = optimizer_class(model.parameters(), lr=0.1)
         box = dict(state)
 
         def step(x):
@@ -190,8 +192,8 @@ class KeepsNew(torch.optim.Optimizer):
 
     NAMES = ("mean", "square", "row", "column", "scale")
 
-    def __init__(self, params):
-        super().__init__(params, {"lr": 0.1})
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -207,19 +209,7 @@ class KeepsNew(torch.optim.Optimizer):
 
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_all_tensors_that_a_step_replaces_are_learned_in_one_capture(backend):
-    def make() -> Program:
-        model = nn.Linear(3, 2)
-        optimizer = KeepsNew(model.parameters())
-
-        def step(x):
-            optimizer.zero_grad()
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return Program(step, batch, (model, optimizer))
-
+    make = trained(lambda box: 1.0, KeepsNew)
     report = parity(make, steps=6, backend=backend, captures=2)  # without a state, and with one
     assert not report.fallbacks, str(report)
 

@@ -20,18 +20,10 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
-_NUMBERS = frozenset({aten.rand, aten.randn, aten.randint, aten.uniform_, aten.normal_, aten.bernoulli_})
+_OF_SIZES = (aten.rand, aten.randn, aten.randint)
+_NUMBERS = frozenset((*_OF_SIZES, aten.uniform_, aten.normal_, aten.bernoulli_))
 _BY_LAYOUT = frozenset(
-    (
-        aten.rand,
-        aten.randn,
-        aten.randint,
-        aten.rand_like,
-        aten.randn_like,
-        aten.randint_like,
-        aten.randperm,
-        aten.native_dropout,
-    )
+    (*_OF_SIZES, aten.rand_like, aten.randn_like, aten.randint_like, aten.randperm, aten.native_dropout)
     + (aten.uniform_, aten.normal_, aten.random_, aten.exponential_, aten.geometric_, aten.log_normal_, aten.cauchy_)
 )
 """Operators that draw as many numbers as the layout of their tensors says; so does ``bernoulli_`` of one number."""

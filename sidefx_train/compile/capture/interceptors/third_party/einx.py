@@ -7,6 +7,7 @@ it. Nothing but that cache is changed, and the library itself gives its operatio
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -29,20 +30,12 @@ def register() -> bool:
     if operations is None:
         return False
     for operation in operations:
-        registry.intercept(operation)(_Natively(operation))
+        registry.intercept(operation)(functools.partial(_natively, operation))
     return True
 
 
-class _Natively:
-    """The interceptor of one operation."""
-
-    def __init__(self, operation: Any) -> None:
-        self.operation = operation
-
-    def __call__(self, world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not all(map(_is_plain, (*args, *kwargs.values()))):
-            return ABSENT
-        return world.guarded(self.operation, args, kwargs)
+def _natively(operation: Any, world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return world.guarded(operation, args, kwargs) if all(map(_is_plain, (*args, *kwargs.values()))) else ABSENT
 
 
 def _is_plain(value: Any) -> bool:

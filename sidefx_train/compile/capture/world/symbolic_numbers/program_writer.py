@@ -174,7 +174,7 @@ class ProgramWriter:
         one = all(_is_one_number(value) for value in (*inputs, held))
         if schema is None or schema.is_mutable:
             return packet in _WRITES
-        if packet is aten.empty:  # what was in its memory is not read
+        if packet is aten.empty:  # to be filled; eager reads what is left of its memory, too
             return bool(self._writes(node))
         if packet is aten.stack:  # which autocast leaves as it is if all are alike
             return len({value.dtype for value in inputs if safe_isinstance(value, torch.Tensor)}) == 1

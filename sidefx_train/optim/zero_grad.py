@@ -1,7 +1,7 @@
 """``zero_grad(set_to_none=True)`` sets gradients to None without reading them.
 
 torch first checks whether there is a gradient. A captured step that checked would be guarded by the answer, and the
-first step (no gradients yet) would need a capture of its own.
+first step (no gradients yet) would need a capture of its own. A ``__torch_function__`` of the program is told of reads.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.overrides import has_torch_function_unary
 
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
@@ -43,9 +44,11 @@ def _forgets(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 def _forget_of_optimizer(optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         for p in group["params"]:
-            p.grad = None
+            if not has_torch_function_unary(p) or p.grad is not None:
+                p.grad = None
 
 
 def _forget_of_module(module: torch.nn.Module) -> None:
     for p in module.parameters():
-        p.grad = None
+        if not has_torch_function_unary(p) or p.grad is not None:
+            p.grad = None

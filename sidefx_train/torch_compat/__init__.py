@@ -251,6 +251,8 @@ from sidefx_train.torch_compat.overrides.functions import FUNCTION_MODE_AT as FU
 from sidefx_train.torch_compat.overrides.functions import FUNCTION_SWITCHES as FUNCTION_SWITCHES
 from sidefx_train.torch_compat.overrides.functions import FUNCTIONS_DISABLED as FUNCTIONS_DISABLED
 from sidefx_train.torch_compat.overrides.functions import HAS_FUNCTION_MODE as HAS_FUNCTION_MODE
+from sidefx_train.torch_compat.overrides.functions import HAS_OVERRIDE as HAS_OVERRIDE
+from sidefx_train.torch_compat.overrides.functions import HAS_OVERRIDE_OF_ARGUMENTS as HAS_OVERRIDE_OF_ARGUMENTS
 from sidefx_train.torch_compat.overrides.functions import MAKE_SUBCLASS as MAKE_SUBCLASS
 from sidefx_train.torch_compat.overrides.functions import NUMBER_OF_FUNCTION_MODES as NUMBER_OF_FUNCTION_MODES
 from sidefx_train.torch_compat.overrides.functions import POPS_FUNCTION_MODE as POPS_FUNCTION_MODE
@@ -408,6 +410,8 @@ from sidefx_train.torch_compat.wrapper_tensors import CHECKPOINT_MODES as CHECKP
 from sidefx_train.torch_compat.wrapper_tensors import CORRECT_ALIASING as CORRECT_ALIASING
 from sidefx_train.torch_compat.wrapper_tensors import DISABLES_DISPATCH as DISABLES_DISPATCH
 from sidefx_train.torch_compat.wrapper_tensors import MAKE_WRAPPER as MAKE_WRAPPER
+from sidefx_train.torch_compat.wrapper_tensors import NO_OVERRIDE as NO_OVERRIDE
+from sidefx_train.torch_compat.wrapper_tensors import WRAPPER_LAYOUT as WRAPPER_LAYOUT
 from sidefx_train.torch_compat.wrapper_tensors import ForwardingMode as ForwardingMode
 from sidefx_train.torch_compat.wrapper_tensors import answers_in_python as answers_in_python
 from sidefx_train.torch_compat.wrapper_tensors import count_writes as count_writes

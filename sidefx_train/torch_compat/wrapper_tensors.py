@@ -22,7 +22,6 @@ CHECKPOINT_MODES: tuple[type, ...] = tuple(
     if hasattr(_checkpoint, name)
 )
 """The modes of selective activation checkpointing, for a forward and for its repetition."""
-_NO_FUNCTION = torch._C._disabled_torch_function_impl
 _LAYOUT: tuple[Any, ...] = (
     torch.Tensor.size,
     torch.Tensor.stride,
@@ -30,6 +29,13 @@ _LAYOUT: tuple[Any, ...] = (
     torch.Tensor.device.__get__,
     torch.Tensor.layout.__get__,
 )
+NO_OVERRIDE = torch._C._disabled_torch_function_impl
+"""``__torch_function__`` of classes that override nothing: torch gives it to classes with a ``__torch_dispatch__``."""
+WRAPPER_LAYOUT = (
+    "size", "strides", "storage_offset", "memory_format", "dtype", "layout", "device", "pin_memory", "requires_grad",
+    "dispatch_sizes_strides_policy", "dispatch_device", "dispatch_layout", "_extra_dispatch_keys", "storage_size",
+)  # fmt: skip
+"""Arguments of :data:`MAKE_WRAPPER` after the class, in order."""
 _OWN_LAYOUT = ("dispatch_sizes_strides_policy", "dispatch_device", "dispatch_layout", "storage_size")
 
 
@@ -54,7 +60,7 @@ def is_wrapper(value: Any) -> bool:
 def has_plain_functions(cls: Any) -> bool:
     """Returns True if a tensor class handles functions as ``torch.Tensor`` does, or not at all."""
     found = cls.__torch_function__
-    return found is _NO_FUNCTION or getattr(found, "__func__", None) is torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
+    return found is NO_OVERRIDE or getattr(found, "__func__", None) is torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
 
 
 def has_own_layout(given: dict[str, Any]) -> bool:

@@ -88,3 +88,13 @@ class Scalar:
             args = ([item.value for item in args[0]],)
         args = tuple(arg.value if isinstance(arg, Scalar) else arg for arg in args)
         return Scalar(func(*args, **(kwargs or {})))
+
+
+class Batch(Scalar):
+    """A sequence, which functions of torch accept instead of a tensor."""
+
+    def __len__(self):
+        return len(self.value)
+
+    def __getitem__(self, index):
+        return Batch(self.value[index])

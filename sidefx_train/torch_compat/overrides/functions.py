@@ -14,12 +14,12 @@ from torch import _tensor, overrides
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext as DeviceContext
 
+from sidefx_train.torch_compat.wrapper_tensors import NO_OVERRIDE
+
 AS_SUBCLASS = torch.Tensor.as_subclass
 MAKE_SUBCLASS = torch.Tensor._make_subclass  # type: ignore[attr-defined]
 CONVERTS = _tensor._convert
 """Makes results of functions instances of a subclass."""
-NO_OVERRIDE = torch._C._disabled_torch_function_impl
-"""``__torch_function__`` of classes that override nothing."""
 
 DISABLES_SUBCLASSES = torch._C.DisableTorchFunctionSubclass
 DISABLES_FUNCTIONS = torch._C.DisableTorchFunction
@@ -30,6 +30,9 @@ POPS_FUNCTION_MODE = overrides._pop_mode
 NUMBER_OF_FUNCTION_MODES = torch._C._len_torch_function_stack
 FUNCTION_MODE_AT = torch._C._get_function_stack_at
 HAS_FUNCTION_MODE = torch._C._is_torch_function_mode_enabled
+HAS_OVERRIDE = torch._C._has_torch_function
+HAS_OVERRIDE_OF_ARGUMENTS = (torch._C._has_torch_function_unary, torch._C._has_torch_function_variadic)
+"""They ask whether a mode, or the class of an argument, handles functions of torch."""
 SUBCLASSES_ENABLED = torch._C._is_torch_function_enabled
 FUNCTIONS_DISABLED = torch._C._is_torch_function_all_disabled
 CHANGES_FUNCTION_MODES = (

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import sidefx_train
-from tests.support.function_overrides import CALLS, Noting, Plain, Scalar, Scaling, Tagged
+from tests.support.function_overrides import CALLS, Batch, Noting, Plain, Scalar, Scaling, Tagged
 
 
 def shown(value):
@@ -21,7 +21,7 @@ def shown(value):
     if isinstance(value, (tuple, list)):
         return [shown(item) for item in value]
     if isinstance(value, Scalar):
-        return Scalar, shown(value.value)
+        return type(value), shown(value.value)
     return value
 
 
@@ -199,6 +199,14 @@ def test_other_objects():
     def step(model, optimizer, x):
         product = torch.mul(x, Scalar(torch.full((3,), 2.0)))
         return product, torch.stack([Scalar(x), Scalar(x)]), F.linear(x, Scalar(torch.ones(2, 3)))
+
+    assert both(step, plain_batches).replays == 3
+
+
+def test_sequences_that_are_no_tensors():
+    def step(model, optimizer, x):
+        rows = Batch(x)
+        return torch.stack([rows[:2], rows[1:3]]), torch.add(rows, 1), len(rows)
 
     assert both(step, plain_batches).replays == 3
 

@@ -110,8 +110,9 @@ class Source:
             return stored_item(parent, self.key)
         if self.kind == "cell":
             return parent.cell_contents
-        if self.kind == "grad":
-            return parent.grad
+        if self.kind == "grad" or (self.kind == "slot" and issubclass(type(parent), torch.Tensor)):
+            with compat.subclasses_off():  # the capture has told ``__torch_function__`` of what the step reads
+                return getattr(parent, self.key or "grad")
         if self.kind == "call":
             return parent()
         if self.kind == "values":

@@ -64,6 +64,21 @@ def _is_any(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return True if world.functions.modes else ABSENT
 
 
+@registry.intercept(compat.HAS_OVERRIDE)
+def _is_overridden(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if len(args) != 1 or type(args[0]) not in (list, tuple):
+        return ABSENT
+    return world.functions.wanted(tuple(args[0]), {}, lists=False)
+
+
+def _is_argument_overridden(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return world.functions.wanted(args, {}, lists=False)
+
+
+for _asking in compat.HAS_OVERRIDE_OF_ARGUMENTS:
+    registry.intercept(_asking)(_is_argument_overridden)
+
+
 @registry.intercept(compat.SUBCLASSES_ENABLED)
 def _enabled(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return False if world.functions.subclasses_off or world.functions.all_off else ABSENT
@@ -92,6 +107,17 @@ def _disable_functions(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[st
 @registry.intercept(compat.DISABLES_FUNCTIONS.__exit__)
 def _enable_functions(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     world.functions.all_off -= 1
+
+
+@registry.intercept(compat.NO_OVERRIDE)
+def _call_without_subclasses(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Calls a function as ``super().__torch_function__`` does in a class with a ``__torch_dispatch__``."""
+    func, _, *given = args
+    world.functions.subclasses_off += 1
+    try:
+        return world.interp.call(func, tuple(given[0] if given else ()), dict(given[1] if len(given) > 1 else {}))
+    finally:
+        world.functions.subclasses_off -= 1
 
 
 def _change(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

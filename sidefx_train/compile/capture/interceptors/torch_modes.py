@@ -125,9 +125,9 @@ def _make_wrapper(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, An
     if not compat.is_wrapper_class(cls):
         world.heap.refuse("SFX109", made)
     if not compat.has_plain_functions(cls):
-        world.heap.refuse("SFX109", f"{made} with a __torch_function__ of its own")
-    layout = kwargs.get("layout", torch.strided)
-    if len(args) > 2 or compat.has_own_layout(kwargs) or layout not in (None, torch.strided):
+        world.heap.shown.begin(made)
+    given = {**dict(zip(compat.WRAPPER_LAYOUT, args[1:], strict=False)), **kwargs}
+    if compat.has_own_layout(given) or given.get("layout") not in (None, torch.strided):
         world.heap.refuse("SFX109", f"{made} that computes its sizes, device or layout itself")
     return world.guarded(compat.MAKE_WRAPPER, args, kwargs)
 

@@ -440,6 +440,10 @@ class Attributes:
             return ABSENT
         if name in _HISTORY and safe_isinstance(self.heap.record_of(obj), JaggedRecord):
             self.heap.refuse("SFX107", f"reads {name} of a nested tensor whose gradient leaves the step")
+        if name in ANSWERED_ATTRIBUTES and compat.is_wrapper(obj):
+            found = self.world.functions.attribute(obj, name)
+            if found is not ABSENT:
+                return found
         if name == "grad" and (compat.is_dtensor(obj) or compat.is_wrapper(obj)):
             self.tracer.touches()
             self.heap.read_grad(obj)
@@ -481,6 +485,9 @@ class Attributes:
             if name in compat.attributes_of_fakes() and self.heap.record_of(obj) is None:
                 self.heap.refuse("SFX111", f"sets {name} of a tensor, a name that the capture uses itself")
             return False
+        answered = name in ANSWERED_ATTRIBUTES and compat.is_wrapper(obj)
+        if answered and self.world.functions.attribute(obj, name, value) is not ABSENT:
+            return True
         if name == "grad" and (compat.is_dtensor(obj) or compat.is_wrapper(obj)):
             self.tracer.touches()
             self.heap.overwrite_grad(obj)

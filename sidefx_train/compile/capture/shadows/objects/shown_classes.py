@@ -80,6 +80,14 @@ class ShownClasses:
         own = next((name for name in _READ if _redefines(cls, name)), None)
         if own is not None and not is_library(cls.__module__):
             self._heap.refuse("SFX109", f"{what}, a tensor subclass with its own {own}")
+        self.begin(what)
+
+    def begin(self, what: str) -> None:
+        """Makes torch call no ``__torch_function__`` for the capture's own code.
+
+        Args:
+            what: describes the tensor that has one, for errors.
+        """
         if not self.any:
             if not compat.subclasses_enabled():
                 self._heap.refuse("SFX109", f"{what}, a tensor subclass, while __torch_function__ is disabled")

@@ -118,7 +118,19 @@ def _is_held(heap: ShadowTableAPI, real: torch.Tensor, source: Source) -> bool:
     """Returns True for a parameter, buffer or optimizer state: the entry holds it and guards its identity."""
     if source.label in heap.specialization.refetched or source.from_arguments:
         return False
-    return heap.below(source, heap.static_roots) or safe_isinstance(real, torch.nn.Parameter)
+    if safe_isinstance(real, torch.nn.Parameter):
+        return True
+    return not _is_of_gradient(source, heap.static_roots) and heap.below(source, heap.static_roots)
+
+
+def _is_of_gradient(source: Source, roots: set[int]) -> bool:
+    """Returns True for a gradient, or a tensor inside one: another one at every step, also where its leaf is held."""
+    step: Source | None = source
+    while step is not None and id(step) not in roots:
+        if step.kind == "grad":
+            return True
+        step = step.parent
+    return False
 
 
 def _base_fake(heap: ShadowTableAPI, real: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:

@@ -78,7 +78,7 @@ def wrapper_shadow(heap: ShadowTableAPI, real: Any, source: Source, static: bool
 
 def _check(heap: ShadowTableAPI, real: Any, source: Source) -> None:
     if not compat.has_plain_functions(type(real)):
-        _refuse(heap, real, source, "with a __torch_function__ of its own")
+        heap.shown.begin(f"{source.label} is a {type(real).__qualname__}")
     if compat.answers_in_python(real) or real.layout is not torch.strided:
         _refuse(heap, real, source, "that computes its sizes, device or layout itself")
     if not real.is_leaf:

@@ -145,7 +145,7 @@ class FunctionOverrides:
     def _of_field(self, method: Any, args: tuple[Any, ...]) -> Any:
         """Calls ``__get__`` or ``__set__`` of an attribute of tensors: overrides are told to read attributes so."""
         name, obj = method.__self__.__name__, args[0] if args else None
-        if name not in ANSWERED_ATTRIBUTES or type(obj) is not compat.FakeTensor or self.wanted(args, {}):
+        if name not in ANSWERED_ATTRIBUTES or not _is_shadow(obj) or self.wanted(args, {}):
             return ABSENT
         if method.__name__ == "__get__":
             return self.world.override_getattr(obj, name)
@@ -292,6 +292,11 @@ def _overridable() -> frozenset[Any]:
         return compat.overridable_python_functions()
 
 
+def _is_shadow(value: Any) -> bool:
+    """Returns True for the shadow of a tensor, a wrapper subclass among them."""
+    return type(value) is compat.FakeTensor or compat.is_wrapper(value)
+
+
 def _converts(fn: Any) -> bool:
     return fn is int or fn is float or fn is bool
 
@@ -304,7 +309,7 @@ def _is_answered(fn: Any) -> bool:
         return True
     public = fn
     if type(fn) is types.BuiltinMethodType:
-        if type(fn.__self__) is compat.FakeTensor:
+        if _is_shadow(fn.__self__):
             public = getattr(torch.Tensor, fn.__name__, None)
         elif not safe_isinstance(fn.__self__, type):
             return False

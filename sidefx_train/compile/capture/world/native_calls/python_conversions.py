@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.generators import InterpretedGenerator
 from sidefx_train.compile.capture.interpreter.object_model import operators
 from sidefx_train.compile.capture.interpreter.object_model.attributes import is_static
@@ -53,6 +54,8 @@ def refuse_in_torch(world: CaptureContext, fn: Any, args: tuple[Any, ...]) -> No
     for value in (*args, *inside(args)):
         cls = type(value)
         if is_static(cls) or issubclass(cls, _OTHER_KINDS) or is_library(cls.__module__):
+            continue
+        if compat.overrides_functions(cls):  # torch calls its ``__torch_function__``
             continue
         names = _OF_SEQUENCES if issubclass(cls, (list, tuple)) else _CONVERSIONS
         if any(type(getattr(cls, name, None)) is types.FunctionType for name in names):

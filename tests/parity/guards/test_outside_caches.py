@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 import sidefx_train
 
@@ -54,6 +56,111 @@ def test_the_value_is_that_of_the_cache(change_in_step, effect):
         report = captured.report()
         assert not report.breaks and not report.fallbacks, str(report)
         assert len(report.captures) <= 4, str(report)
+
+
+@functools.cache
+def zeros(n, dtype=torch.float32):
+    return torch.zeros(n, dtype=dtype)
+
+
+@functools.cache
+def angles(n):
+    steps = torch.arange(n) / n
+    return torch.cos(steps), {"sin": torch.sin(steps)}
+
+
+@functools.cache
+def window(n):
+    return torch.from_numpy(np.hanning(n))
+
+
+class Held:
+    scale = 2.0
+
+    @functools.lru_cache
+    def identity(self, n):
+        return torch.eye(n) * self.scale
+
+
+HELD = Held()
+KEPT = []
+
+
+def written(x):
+    total = zeros(2, x.dtype)
+    total.add_(x)
+    return x * total
+
+
+def returned(x):
+    return zeros(2), angles(3)
+
+
+def kept(x):
+    KEPT.append(zeros(2))
+    return x + KEPT[-1]
+
+
+def differentiated(x):
+    weight = zeros(3).requires_grad_()
+    (x.sum() * weight).sum().backward()
+    return weight.grad
+
+
+def read(x):
+    cosines, more = angles(2)
+    return x * cosines + more["sin"] + window(2) + x @ HELD.identity(2)
+
+
+CACHES = (zeros, angles, window, Held.identity)
+STEPS = (written, returned, kept, differentiated, read)
+
+
+def run_with_caches(step, calls=5):
+    """Returns results, which objects they are, what was kept and how often the functions ran, of each call."""
+    for cache in CACHES:
+        cache.cache_clear()
+    KEPT.clear()
+    outcomes, first = [], None
+    for i in range(calls):
+        if i == 3:
+            zeros.cache_clear()
+        HELD.scale = 2.0 + i  # the cache keeps its value
+        found = step(torch.tensor([1.0, i]))
+        first = found if first is None else first
+        leaves = [x.clone() for x in pytree.tree_leaves(found)]
+        same = pytree.tree_leaves(found)[0] is pytree.tree_leaves(first)[0]
+        outcomes.append((leaves, same, len({id(x) for x in KEPT}), [cache.cache_info().misses for cache in CACHES]))
+    return outcomes
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_the_object_is_that_of_the_cache(step):
+    captured = sidefx_train.compile(step, backend="eager")
+    eager, found = run_with_caches(step), run_with_caches(captured)
+    for (leaves, *others), (wanted, *rest) in zip(found, eager, strict=True):
+        assert all(map(torch.equal, leaves, wanted)) and others == rest
+    report = captured.report()
+    assert not report.breaks and not report.fallbacks and len(report.captures) <= 2, str(report)
+
+
+def test_a_function_that_reads_what_the_step_has_changed():
+    """The cache cannot be asked before the step: at its first call it would compute with the old value."""
+
+    @functools.cache
+    def scaled(n):
+        return torch.ones(n) * HELD.scale
+
+    def step(x):
+        HELD.scale = HELD.scale + 1
+        return x * scaled(2)
+
+    outcomes = []
+    for run in (step, sidefx_train.compile(step, backend="eager")):
+        scaled.cache_clear()
+        HELD.scale = 1.0
+        outcomes.append([run(torch.ones(2)).tolist() for _ in range(3)])
+    assert outcomes[0] == outcomes[1]
 
 
 def test_a_function_without_arguments_in_one_graph():

@@ -3,8 +3,9 @@
 A cache created in the step is C code around a function that re-enters the interpreter. The contents of an outside cache
 are unknown: its function is interpreted at the first call with the same arguments in a step. This gives the cached
 value if the function has no other effects and its value depends only on the arguments, which is checked. Where it
-depends on more, such as ``dist.is_initialized()``, the cache itself is asked, again at each call of the step. Others
-are called natively, at a graph break. A function under ``torch.compiler.assume_constant_result`` is called during the
+depends on more, such as ``dist.is_initialized()``, or is an object such as a tensor, the cache itself is asked, again at
+each call of the step: its tensor is the same one every time, and keeps what is written into it. Others are called
+natively, at a graph break. A function under ``torch.compiler.assume_constant_result`` is called during the
 capture.
 """
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.capture_context import CaptureContext
 
 
+_CONSTANTS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, functools._lru_cache_wrapper)
 
 
@@ -66,6 +68,8 @@ def call(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwargs: dict[str
             return value
     if is_library(fn.__module__):
         value = world.interp.call(fn.__wrapped__, args, kwargs)
+        held = _held(world, fn, args, kwargs) if _holds_tensors(value) else ABSENT
+        value = value if held is ABSENT else held
     else:
         if type(fn.__wrapped__) not in _FUNCTIONS:  # a method, a partial: it refers to an object
             _refuse_more(world, fn)
@@ -76,9 +80,15 @@ def call(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwargs: dict[str
             world.heap.refuse(
                 "SFX111", f"calls {fn.__qualname__}, a cached function that does more than return a value"
             )
-        if not _follows(fn.__wrapped__) or not all(map(_finds_definition, read)):
+        depends = not _follows(fn.__wrapped__) or not all(map(_finds_definition, read))
+        held = ABSENT
+        if not is_plain(value) and not safe_isinstance(value, compat.SYMBOLS) and not (depends and _has_changed(world)):
+            held = _held(world, fn, args, kwargs)
+        if held is not ABSENT:
+            value = held
+        elif depends:
             value = _asked(world, fn, args, kwargs, value)
-        if not is_plain(value) and not safe_isinstance(value, torch.Tensor):
+        elif not is_plain(value) and not safe_isinstance(value, torch.Tensor):
             reason = (
                 f"calls {fn.__qualname__}, a cached function that returns the same {type(value).__qualname__} again"
             )
@@ -110,6 +120,41 @@ def _asked(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwargs: dict[s
     with compat.real_world():
         world.queries.guard(functools.partial(fn, *args, **kwargs), f"{fn.__qualname__}(...)")
     return value
+
+
+def _held(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Returns the shadow of the object in an outside cache, which the step finds there at every call.
+
+    :data:`ABSENT` if an argument is not known before the step.
+    """
+    values = [_outside(world, value) for value in (*args, *kwargs.values())]
+    if any(value is ABSENT for value in values):
+        return ABSENT
+    given, named = values[: len(args)], dict(zip(kwargs, values[len(args) :], strict=True))
+    ask = functools.partial(fn, *given, **named)
+    with compat.real_world():
+        real = ask()
+    sources = world.heap.sources
+    shadow = world.heap.shadow(real, sources.call(sources.const(ask, f"{fn.__qualname__}(...)")))
+    world.touch(shadow, deep=False)
+    return shadow
+
+
+def _outside(world: CaptureContext, value: Any) -> Any:
+    """Returns the object that the program passes, if it is the same at every call; else :data:`ABSENT`."""
+    if is_plain(value) or type(value) in _CONSTANTS:
+        return value
+    record = world.heap.record_of(value)
+    return record.real if record is not None and record.base.is_fixed else ABSENT
+
+
+def _holds_tensors(value: Any) -> bool:
+    return any(safe_isinstance(leaf, torch.Tensor) for leaf in (value if type(value) in (list, tuple) else (value,)))
+
+
+def _has_changed(world: Any) -> bool:
+    """Returns True if the step has changed something that a function may read."""
+    return bool(len(world.deferred)) or any(change.kind != "set_grad" for change in collect.collect(world).changes)
 
 
 def _refuse_more(world: CaptureContext, fn: Any) -> NoReturn:

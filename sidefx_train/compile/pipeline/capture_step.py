@@ -298,6 +298,7 @@ class CaptureRun:
             raise CaptureFailed("SFX204", "the step took another path the second time", point.location, None)
         if world.modes.entered:
             world.heap.refuse("SFX111", "stops inside a TorchDispatchMode")
+        world.caches.check_written()
         world.functions.check_left()
         world.functions.check_around(point is not None or world.heap.is_part)
         modes.keep(world, self.state_check)

@@ -144,6 +144,19 @@ def test_the_object_is_that_of_the_cache(step):
     assert not report.breaks and not report.fallbacks and len(report.captures) <= 2, str(report)
 
 
+def test_writes_at_arguments_that_change():
+    def step(x):
+        total = zeros(x.shape[0])
+        total.add_(1)
+        return x * total
+
+    outcomes = []
+    for run in (step, sidefx_train.compile(step, backend="eager")):
+        zeros.cache_clear()
+        outcomes.append([run(torch.ones(3 + i % 3)).tolist() for i in range(8)])
+    assert outcomes[0] == outcomes[1]
+
+
 def test_a_function_that_reads_what_the_step_has_changed():
     """The cache cannot be asked before the step: at its first call it would compute with the old value."""
 

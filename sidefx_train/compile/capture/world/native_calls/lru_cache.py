@@ -3,8 +3,8 @@
 A cache created in the step is C code around a function that re-enters the interpreter. The contents of an outside cache
 are unknown: its function is interpreted at the first call with the same arguments in a step. This gives the cached
 value if the function has no other effects and its value depends only on the arguments, which is checked. Where it
-depends on more, such as ``dist.is_initialized()``, or is an object such as a tensor, the cache itself is asked, again at
-each call of the step: its tensor is the same one every time, and keeps what is written into it. Others are called
+depends on more, such as ``dist.is_initialized()``, or is an object such as a tensor, the cache itself is asked, again
+at each call of the step: its tensor is the same one every time, and keeps what is written into it. Others are called
 natively, at a graph break. A function under ``torch.compiler.assume_constant_result`` is called during the
 capture.
 """
@@ -43,6 +43,18 @@ class Caches:
         self.world = world
         self.made: dict[int, Any] = {}
         self.found: dict[Any, Any] = {}
+        self._computed: list[tuple[Any, torch.Tensor, int]] = []
+
+    def note(self, fn: Any, value: Any) -> None:
+        """Notes tensors that stand for those of an outside cache at arguments that only the graph knows."""
+        self._computed += [(fn, leaf, leaf._version) for leaf in _tensors(value)]
+
+    def check_written(self) -> None:
+        """Refuses a step that has written into one of those: the cached tensor keeps what is written."""
+        for fn, tensor, version in self._computed:
+            if tensor._version != version:
+                reason = f"writes into the result of {fn.__qualname__}, a cached function, for arguments that change"
+                self.world.heap.refuse("SFX111", reason)
 
 
 def make(world: CaptureContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -68,34 +80,35 @@ def call(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwargs: dict[str
             return value
     if is_library(fn.__module__):
         value = world.interp.call(fn.__wrapped__, args, kwargs)
-        held = _held(world, fn, args, kwargs) if _holds_tensors(value) else ABSENT
-        value = value if held is ABSENT else held
+        if _tensors(value):
+            value = _held_or_computed(world, fn, args, kwargs, value)
     else:
-        if type(fn.__wrapped__) not in _FUNCTIONS:  # a method, a partial: it refers to an object
-            _refuse_more(world, fn)
-        before, known = _traces(world), set(world.heap.guards)
-        value = world.interp.call(fn.__wrapped__, args, kwargs)
-        read = [guard for guard_key, guard in world.heap.guards.items() if guard_key not in known]
-        if _traces(world) != before:
-            world.heap.refuse(
-                "SFX111", f"calls {fn.__qualname__}, a cached function that does more than return a value"
-            )
-        depends = not _follows(fn.__wrapped__) or not all(map(_finds_definition, read))
-        held = ABSENT
-        if not is_plain(value) and not safe_isinstance(value, compat.SYMBOLS) and not (depends and _has_changed(world)):
-            held = _held(world, fn, args, kwargs)
-        if held is not ABSENT:
-            value = held
-        elif depends:
-            value = _asked(world, fn, args, kwargs, value)
-        elif not is_plain(value) and not safe_isinstance(value, torch.Tensor):
-            reason = (
-                f"calls {fn.__qualname__}, a cached function that returns the same {type(value).__qualname__} again"
-            )
-            world.heap.refuse("SFX111", reason)
+        value = _of_program(world, fn, args, kwargs)
     if key is not None:
         world.caches.found[key] = value
     return value
+
+
+def _of_program(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if type(fn.__wrapped__) not in _FUNCTIONS:  # a method, a partial: it refers to an object
+        _refuse_more(world, fn)
+    before, known = _traces(world), set(world.heap.guards)
+    computed = world.interp.call(fn.__wrapped__, args, kwargs)
+    read = [guard for guard_key, guard in world.heap.guards.items() if guard_key not in known]
+    if _traces(world) != before:
+        world.heap.refuse("SFX111", f"calls {fn.__qualname__}, a cached function that does more than return a value")
+    depends = not _follows(fn.__wrapped__) or not all(map(_finds_definition, read))
+    is_object = not is_plain(computed) and not safe_isinstance(computed, compat.SYMBOLS)
+    if is_object and not (depends and _has_changed(world)):
+        value = _held_or_computed(world, fn, args, kwargs, computed)
+        if value is not computed:
+            return value
+    if depends:
+        return _asked(world, fn, args, kwargs, computed)
+    if is_object and not safe_isinstance(computed, torch.Tensor):
+        reason = f"calls {fn.__qualname__}, a cached function that returns the same {type(computed).__qualname__} again"
+        world.heap.refuse("SFX111", reason)
+    return computed
 
 
 def _asked(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], computed: Any) -> Any:
@@ -122,14 +135,15 @@ def _asked(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwargs: dict[s
     return value
 
 
-def _held(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Returns the shadow of the object in an outside cache, which the step finds there at every call.
-
-    :data:`ABSENT` if an argument is not known before the step.
-    """
+def _held_or_computed(
+    world: CaptureContext, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], computed: Any
+) -> Any:
+    """Returns the shadow of the object in an outside cache, which the step finds there at every call; what the function
+    has computed if an argument is not known before the step."""
     values = [_outside(world, value) for value in (*args, *kwargs.values())]
     if any(value is ABSENT for value in values):
-        return ABSENT
+        world.caches.note(fn, computed)
+        return computed
     given, named = values[: len(args)], dict(zip(kwargs, values[len(args) :], strict=True))
     ask = functools.partial(fn, *given, **named)
     with compat.real_world():
@@ -148,8 +162,9 @@ def _outside(world: CaptureContext, value: Any) -> Any:
     return record.real if record is not None and record.base.is_fixed else ABSENT
 
 
-def _holds_tensors(value: Any) -> bool:
-    return any(safe_isinstance(leaf, torch.Tensor) for leaf in (value if type(value) in (list, tuple) else (value,)))
+def _tensors(value: Any) -> list[torch.Tensor]:
+    leaves = value if type(value) in (list, tuple) else (value,)
+    return [leaf for leaf in leaves if safe_isinstance(leaf, torch.Tensor)]
 
 
 def _has_changed(world: Any) -> bool:

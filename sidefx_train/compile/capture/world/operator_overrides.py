@@ -182,6 +182,7 @@ class Operators:
             if name in ("getitem", "setitem") and safe_isinstance(first, torch.Tensor):
                 args = (first, self._as_index(args[1]), *args[2:])
             self._touch_operands(name, args)
+            self.world.calls.reads.refuse_unshadowed(builtin_methods.OPERATORS[name], args)
             if name in ("getitem", "setitem") and safe_isinstance(first, torch.Tensor):
                 args = (first, self._numbers_of(args[1]), *args[2:])
                 view = symbolic_indexing.view_of(first, args[1], self.world.calls.run_native, self.world.grant)

@@ -305,6 +305,7 @@ from sidefx_train.torch_compat.recording import ProxyTorchDispatchMode as ProxyT
 from sidefx_train.torch_compat.recording import RecordingMode as RecordingMode
 from sidefx_train.torch_compat.recording import TorchDispatchMode as TorchDispatchMode
 from sidefx_train.torch_compat.recording import forget_old_sources as forget_old_sources
+from sidefx_train.torch_compat.recording import graph_module as graph_module
 from sidefx_train.torch_compat.recording import late_module as late_module
 from sidefx_train.torch_compat.recording import new_proxy_tracer as new_proxy_tracer
 from sidefx_train.torch_compat.recording import no_recording as no_recording
@@ -364,6 +365,7 @@ from sidefx_train.torch_compat.symbols import UNHASHABLE_NUMBER as UNHASHABLE_NU
 from sidefx_train.torch_compat.symbols import comes_from_float as comes_from_float
 from sidefx_train.torch_compat.symbols import deferred_conditions as deferred_conditions
 from sidefx_train.torch_compat.symbols import dimension_of as dimension_of
+from sidefx_train.torch_compat.symbols import forgets_float as forgets_float
 from sidefx_train.torch_compat.symbols import has_integers_only as has_integers_only
 from sidefx_train.torch_compat.symbols import has_unbacked_sizes as has_unbacked_sizes
 from sidefx_train.torch_compat.symbols import hint_of as hint_of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import math
+import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -288,33 +289,50 @@ class _WrittenComplex(complex):
         return f"complex(float('{self.real}'), float('{self.imag}'))"
 
 
+class _WrittenInt(int):
+    """A negative base of a power: ``-7 ** x`` is ``-(7 ** x)``."""
+
+    def __repr__(self) -> str:
+        return f"({int(self)})"
+
+
+class _WrittenFloat(float):
+    """The same."""
+
+    def __repr__(self) -> str:
+        return f"({float(self)})"
+
+
 def _as_written(value: Any) -> Any:
+    if type(value) is int or type(value) is float:
+        return value if value > 0 else _WrittenInt(value) if type(value) is int else _WrittenFloat(value)
     if type(value) is not complex:
         return value
     exact = all(math.isfinite(part) and (part or math.copysign(1, part) > 0) for part in (value.real, value.imag))
     return value if exact else _WrittenComplex(value)
 
 
-def _complex_arguments(nodes: Any) -> list[fx.Node]:
-    """Returns the nodes with a complex number among their arguments."""
+def _inexact_nodes(nodes: Any) -> list[fx.Node]:
+    """Returns the nodes with a complex number among their arguments, and powers of negative numbers."""
     found = []
     for node in nodes:
         given: list[Any] = []
         fx.node.map_aggregate((node.args, node.kwargs), given.append)
-        if complex in map(type, given):
+        is_power = node.target is operator.pow and type(node.args[0]) in (int, float)
+        if is_power or complex in map(type, given):
             found.append(node)
     return found
 
 
 class _ExactCode(fx.CodeGen):
-    """Writes complex arguments so that their code has their value.
+    """Writes arguments so that their code has their value.
 
-    Upstream: arguments are written by ``repr``, and a literal has no negative zero part and no infinity. Seen in torch
-    2.13.
+    Upstream: arguments are written by ``repr``. A complex literal has no negative zero part and no infinity, and a
+    minus binds less tightly than a power. Seen in torch 2.13.
     """
 
     def _gen_python_code(self, nodes: Any, *args: Any, **kwargs: Any) -> Any:
-        before = {node: (node.args, node.kwargs) for node in _complex_arguments(nodes)}
+        before = {node: (node.args, node.kwargs) for node in _inexact_nodes(nodes)}
         for node in before:
             node.args, node.kwargs = fx.node.map_aggregate((node.args, node.kwargs), _as_written)
         try:
@@ -328,9 +346,18 @@ def late_module(root: Any, graph: fx.Graph) -> fx.GraphModule:
     """Returns a module whose code is generated only when it is read or run."""
     from torch.fx._lazy_graph_module import _LazyGraphModule
 
-    if _complex_arguments(graph.nodes):
+    return _LazyGraphModule(root, _with_exact_code(graph))
+
+
+def graph_module(root: Any, graph: fx.Graph) -> fx.GraphModule:
+    """Returns a module whose code is generated now."""
+    return fx.GraphModule(root, _with_exact_code(graph))
+
+
+def _with_exact_code(graph: fx.Graph) -> fx.Graph:
+    if _inexact_nodes(graph.nodes):
         graph.set_codegen(_ExactCode())
-    return _LazyGraphModule(root, graph)
+    return graph
 
 
 class _Watch(TorchDispatchMode):

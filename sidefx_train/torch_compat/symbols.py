@@ -114,6 +114,18 @@ def comes_from_float(number: torch.SymInt) -> bool:
     return any(symbol_is_type(symbol, SymT.FLOAT) for symbol in number.node.expr.free_symbols)
 
 
+def forgets_float(operands: tuple[Any, ...], result: Any) -> bool:
+    """Returns True if the result of an operator does not depend on one of its symbolic floats, in sympy's view.
+
+    Sympy takes symbols for finite numbers: ``x * 0`` and ``x - x`` are zero, ``x == x`` is true.
+    """
+    if type(result) not in (*SYMBOLS, int, float, bool):
+        return False
+    before = {symbol for each in operands if type(each) is torch.SymFloat for symbol in each.node.expr.free_symbols}
+    kept = result.node.expr.free_symbols if type(result) in SYMBOLS else ()
+    return any(symbol_is_type(symbol, SymT.FLOAT) for symbol in before.difference(kept))
+
+
 def is_unbacked(number: Any) -> bool:
     """Returns True if the number is known only when the graph runs (it depends on data)."""
     return not number.node.has_hint()

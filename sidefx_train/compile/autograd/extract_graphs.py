@@ -455,4 +455,4 @@ def _graph(tracer: Any, inputs: list[fx.Node], nodes: list[fx.Node], results: li
     for node in list(graph.nodes):
         if node.op == "get_attr" and not node.users:
             graph.erase_node(node)
-    return fx.GraphModule(tracer.tracer.root, graph)
+    return compat.graph_module(tracer.tracer.root, graph)

@@ -206,7 +206,7 @@ class _Plan:
             for node in source.graph.nodes
             if node.op == "get_attr"
         }
-        module_of_backward = fx.GraphModule(constants, graph)
+        module_of_backward = compat.graph_module(constants, graph)
         backward = replace(stage.backward, module=module_of_backward, inputs=tuple(inputs))
         returned = len(next(node for node in reversed(self.forward.nodes) if node.op == "output").args[0])
 
@@ -295,4 +295,4 @@ def _returning(module: fx.GraphModule, results: list[fx.Node]) -> fx.GraphModule
             copies[node] = graph.node_copy(node, lambda used: copies[used])
     graph.output(tuple(copies[node] if isinstance(node, fx.Node) else node for node in results))
     drop_dead(graph)
-    return fx.GraphModule(module, graph)
+    return compat.graph_module(module, graph)

@@ -56,11 +56,17 @@ def number_conditions(
                     *map(_integral, compat.truncates(expression)),
                 ]
             )
-            if not eval(code, {**CONDITION_NAMES, **known}):
+            if not eval(code, {**CONDITION_NAMES, **known}) or _takes_zeros_for_equal(expression, known):
                 conditions += [_exactly(symbol, value, sources[symbol]) for symbol, value in known.items()]
                 continue
         conditions.append(NumberCondition(code, tuple((symbol, sources[symbol]) for symbol in symbols)))
     return conditions, others
+
+
+def _takes_zeros_for_equal(expression: Any, known: Mapping[str, Any]) -> bool:
+    """Returns True for an equality that holds for 0.0 and -0.0, one of which became a constant of the capture."""
+    has_zero = any(type(value) is float and value == 0 for value in known.values())
+    return has_zero and expression.func.__name__ == "Equality"
 
 
 def _exactly(symbol: str, value: Any, source: Source) -> NumberCondition:

@@ -98,7 +98,7 @@ class Region:
         graph.output(tuple(results))
         for node in reversed(inside):
             self.tracer.graph.erase_node(node)
-        return fx.GraphModule(root, graph)
+        return compat.graph_module(root, graph)
 
     def _held(self, node: fx.Node) -> Any:
         """Returns what a node names: the graph of a branch inside this one, or the tensor made of Python values."""

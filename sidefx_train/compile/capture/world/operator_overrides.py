@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import types
 from collections import deque
@@ -170,6 +171,8 @@ class Operators:
         if computed is not ABSENT:
             return computed
         traced = any(type(value) in _TRACED for value in args)
+        if traced and name in _OF_NUMBERS and any(type(value) is bool for value in args):
+            args = _with_integers(args)
         if name in _ORDERS_NUMBERS and _with_nan(args):  # sympy refuses it
             return name == "ne"
         if (
@@ -197,12 +200,20 @@ class Operators:
             by_value = (name not in _SUBSCRIPTS and number_subclasses.needs_value(args)) or (
                 name in _COMPARES and any(type(value) is torch.SymBool for value in args)
             )
-            if by_value or operator_raises(self.world, name, args) or needs_values(self.world, name, args):
+            by_value = by_value or (name in _OF_NUMBERS and _with_infinity(args))
+            by_value = by_value or operator_raises(self.world, name, args) or needs_values(self.world, name, args)
+            taken_from = name in ("getitem", "setitem") and safe_isinstance(first, (list, tuple, deque))
+            if not by_value and not taken_from:
+                made = self.world.calls.run_native(builtin_methods.OPERATORS[name], args, {})
+                by_value = name in _OF_NUMBERS and compat.forgets_float(args, made)
+                if not by_value:
+                    return made
+            if by_value:
                 found = self.world.computed_numbers.call(builtin_methods.OPERATORS[name], args, {})
                 if found is not ABSENT:
                     return found
                 args = builtin_methods.concrete_within(args)
-            if not (name in ("getitem", "setitem") and safe_isinstance(first, (list, tuple, deque))):
+            if not taken_from:
                 return self.world.calls.run_native(builtin_methods.OPERATORS[name], args, {})
         stores = name == "setitem" and type(first) in CONTAINERS
         for value in args[:2] if stores else args:
@@ -373,6 +384,12 @@ def _with_nan(operands: tuple[Any, ...]) -> bool:
     return is_number and any(type(value) is float and value != value for value in operands)
 
 
+def _with_infinity(operands: tuple[Any, ...]) -> bool:
+    """Returns True for a changing number and a known one that is not finite: sympy takes the other for finite."""
+    is_number = any(type(value) in _CHANGING for value in operands)
+    return is_number and any(type(value) is float and not math.isfinite(value) for value in operands)
+
+
 def _is_place(value: Any) -> bool:
     """Returns True for a tensor that is an index like an integer."""
     return type(value) is compat.FakeTensor and value.dim() == 0 and value.dtype in _PLACES
@@ -388,6 +405,9 @@ def _is_text(value: Any) -> bool:
 
 
 _ORDERS_NUMBERS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and_", "or_", "xor", "lshift", "rshift")
+_OF_NUMBERS = frozenset({*_ARITHMETIC, *(f"i{name.strip('_')}" for name in _ARITHMETIC), *_ORDERS_NUMBERS})
+"""Operators that take a truth value as the number that it is."""
 _COMPARES = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "invert", "xor"})
 """Operators that torch's symbolic booleans do not support, or not like Python."""
 _UNIONS = frozenset({"or_", "ior"})
@@ -402,6 +422,13 @@ _TEXT: dict[str, Callable[..., Any]] = {
     "build_string": join_text,
 }
 _MAKES_TEXT = frozenset({*_TEXT.values(), percent, join_text, operator.add})
+
+
+def _with_integers(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns operands with integers in place of truth values beside a changing number: sympy's are no numbers."""
+    if not any(type(value) in _CHANGING for value in args):
+        return args
+    return tuple(int(value) if type(value) is bool else value for value in args)
 
 
 def _is_deferred(value: Any) -> bool:

@@ -206,6 +206,8 @@ def concrete(value: Any) -> Any:
         return value
     if safe_isinstance(value, (torch.SymInt, torch.SymFloat)):
         plain = int(value) if safe_isinstance(value, torch.SymInt) else float(value)
+        if plain == 0 and type(value) is torch.SymFloat and not compat.is_unbacked(value):
+            plain = float(compat.hint_of(value))  # sympy has no negative zero
         kind = compat.numpy_class(value)
         return plain if kind is None else kind(plain)
     if safe_isinstance(value, torch.SymBool):
@@ -404,13 +406,21 @@ def number_function(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwarg
         return world.computed_numbers.call(fn, args, kwargs)
     if function_raises(world, fn, args):
         return world.guarded(fn, tuple(map(concrete, args)), {})
+    if any(type(value) is float and not math.isfinite(value) for value in args):  # sympy takes the others for finite
+        return _computed(world, fn, args)
     symbolic = compat.SYMBOLIC_MATH.get(fn)
     if symbolic is not None:
         values = [symbolic(torch.sym_float(value)) for value in args]
         return values[0] / values[1] if fn is math.log and len(values) == 2 else values[0]
     if fn is math.pow:
         return torch.sym_float(args[0]) ** torch.sym_float(args[1])
-    return world.computed_numbers.call(fn, args, kwargs)
+    return _computed(world, fn, args) if fn in _OF_FLOATS else world.computed_numbers.call(fn, args, kwargs)
+
+
+def _computed(world: CaptureContext, fn: Any, args: tuple[Any, ...]) -> Any:
+    """Returns the number that the prologue computes, or else that of the values, which are guarded."""
+    found = world.computed_numbers.call(fn, args, {})
+    return world.guarded(fn, tuple(map(concrete, args)), {}) if found is ABSENT else found
 
 
 def computed_integer(world: CaptureContext, fn: Any, args: tuple[Any, ...]) -> Any:

@@ -59,7 +59,11 @@ def operator_raises(world: CaptureContext, name: str, args: tuple[Any, ...]) -> 
 
 
 def needs_values(world: CaptureContext, name: str, args: tuple[Any, ...]) -> bool:
-    """Returns True for a float operation whose symbolic form differs: torch divides before it takes the floor."""
+    """Returns True for an operation whose symbolic form differs: of floats, torch divides before it takes the floor;
+    sympy's power of integers has no bounds for a negative base, and no code in C++."""
+    of_integers = len(args) == 2 and type(args[0]) in (int, torch.SymInt) and type(args[1]) is torch.SymInt
+    if of_integers and name in _POWERS and not compat.is_unbacked(args[1]):
+        return True
     if (
         len(args) != 2
         or not _changes(args)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import fx
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.frame import Frame
@@ -131,6 +132,13 @@ class Branches:
         """Assumes in the same way that a number is not infinite, or not NaN."""
         may = self._may_assume()
         return may and self._noted(runtime_asserts.grant_finite(self.tracer, number, infinite=infinite, nan=nan))
+
+    def grant_first(self, condition: fx.Node, count: int) -> bool:
+        """Assumes in the same way that the first elements of a vector of the graph are true, and no others."""
+        if not self._may_assume():
+            return False
+        runtime_asserts.grant_first(self.tracer, condition, count)
+        return self._noted(True)
 
     def _may_assume(self) -> bool:
         """Returns False if nothing is assumed, or what is running was assumed so often that it may have no end."""

@@ -328,6 +328,7 @@ class CaptureRun:
             return plan(world, self.name, all_guards(world), effects, returned, len(self.args), names, suspended)
 
         residual, joint = planned(), None
+        _refuse_written_copies(world)
         if self.spec.native_backward:
             results = residual.histories
             hooks = [*world.left_hooks.of_step(results), *world.custom_functions.choose(results)]
@@ -434,6 +435,12 @@ def _refuse_written_jagged(world: TraceWorld) -> None:
         if record.shadow._version != record.version:
             reason = f"changes {record.source.label}, a nested tensor, in place, and the backward runs outside"
             world.heap.refuse("SFX109", reason)
+
+
+def _refuse_written_copies(world: TraceWorld) -> None:
+    """Refuses to write to what a constant stands for, and to the constant: they share no memory."""
+    if any(len(world.writes.to(each)) > known for each, known in world.unwritten):
+        world.heap.refuse("SFX107", "writes to the positions of the groups that have members, after a loop over them")
 
 
 def _refuse_differentiated_wrappers(world: TraceWorld) -> None:

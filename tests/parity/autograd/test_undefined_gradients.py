@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
 
 import sidefx_train
+from tests.support.parity import Program, parity
 
 MADE = {
     "a product": lambda x: x * 1,
@@ -136,3 +141,44 @@ def test_hooks_registered_between_calls_run():
     leaves[3].register_hook(lambda grad: grad * 2)
     captured(*leaves)[0].backward()
     assert leaves[3].grad is None and leaves[2].grad is not None
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_attention_before_a_graph_break(residual):
+    """The backward of a part before reaches attention with an undefined gradient, too: eager's kernel returns none."""
+
+    def make() -> Program:
+        inside, project, gate = nn.Linear(8, 8), nn.Linear(8, 24), nn.Linear(8, 3, bias=False)
+        experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        modules = nn.ModuleList([inside, project, gate, experts])
+        optimizer = torch.optim.SGD(modules.parameters(), lr=0.1)
+
+        def routed(x, weights, chosen):
+            out = torch.zeros_like(x)
+            masks = F.one_hot(chosen, 3).permute(2, 1, 0)
+            for expert in (masks.sum((-1, -2)) * 1 > 0).nonzero():
+                place, rows = torch.where(masks[expert[0]])
+                out.index_add_(0, rows, experts[int(expert)](x[rows]) * weights[rows, place, None])
+            return out
+
+        def step(x, y):
+            hidden = inside(x)
+            query, key, value = project(hidden).view(4, 6, 3, 2, 4).permute(2, 0, 3, 1, 4)
+            found = F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2).reshape(4, 6, 8)
+            flat = (hidden + found if residual else found).reshape(-1, 8)
+            weights, chosen = torch.topk(F.softmax(gate(flat), -1), 2, -1)
+            loss = F.mse_loss(flat + routed(flat, weights, chosen), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        def batch(i):
+            generator = torch.Generator().manual_seed(i)
+            return torch.randn(4, 6, 8, generator=generator), torch.randn(24, 8, generator=generator)
+
+        return Program(step, batch, (modules, optimizer))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sidefx_train.errors.SideFXWarning)
+        parity(make, steps=4, whole=False, captures=None)

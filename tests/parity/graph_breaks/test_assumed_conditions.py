@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -363,3 +364,111 @@ def test_arguments_of_distributions_are_checked_for_any_number_of_rows():
         return Program(step, lambda index: (torch.ones(4 + index % 3, 6),), policy)
 
     parity(make, steps=6, captures=2)
+
+
+# ---------------------------------------------------------------------- loops that have no other end
+def while_finite(x, log):
+    while torch.isfinite(x).all():
+        x = x * 1e5
+        log["again"] += 1
+
+
+def while_a_number_is_finite(x, log):
+    while math.isfinite(x.sum().item()):
+        x = x * 1e5
+        log["again"] += 1
+
+
+def while_numpy_says_finite(x, log):
+    while np.isfinite(x.sum().item()):
+        x = x * 1e5
+        log["again"] += 1
+
+
+def until_not_a_number(x, log):
+    """Each value is used twice: what follows the graph backwards must not follow every path."""
+    while not math.isnan(x.sum().item()):
+        x = x * 1e15 - x * 1e14
+        log["again"] += 1
+
+
+def while_equal_to_itself(x, log):
+    while (total := x.sum().item()) == total:
+        x = x * 1e15 - x * 1e14
+        log["again"] += 1
+
+
+def recursion(x, log):
+    if math.isfinite(x.sum().item()):
+        log["again"] += 1
+        recursion(x * 1e5, log)
+
+
+def until_it_raises(x, log):
+    try:
+        while True:
+            math.sqrt(x.sum().item())
+            x = x - 3
+            log["again"] += 1
+    except ValueError:
+        log["again"] += 100
+
+
+def generator(x, log):
+    def larger(x):
+        while not math.isinf(float(x.sum())):
+            x = x * 1e5
+            yield x
+
+    log["again"] += sum(1 for _ in larger(x))
+
+
+ENDLESS = [
+    while_finite, while_a_number_is_finite, while_numpy_says_finite, until_not_a_number, while_equal_to_itself,
+    recursion, until_it_raises, generator,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("loop", ENDLESS, ids=lambda loop: loop.__name__)
+def test_the_capture_of_a_loop_has_an_end(loop):
+    """The usual side of the only branch that ends a loop is to go on."""
+
+    def make() -> Program:
+        weight, log = nn.Parameter(torch.ones(8)), {"again": 0}
+
+        def step(x):
+            loop(x.clone(), log)
+            loss = (weight * x).sum()
+            loss.backward()
+            with torch.no_grad():
+                weight.sub_(weight.grad * 0.1)
+            weight.grad = None
+            return loss.detach()
+
+        return Program(step, lambda i: (torch.full((8,), 1.0 + i % 3),), (weight, log))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sidefx_train.errors.SideFXWarning)
+        report = parity(make, steps=8, whole=False, captures=None)
+    assert len(report.captures) <= 2 and not report.fallbacks, f"{report}"
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_test_of_many_parameters_is_assumed_for_each(named):
+    """The loop over them ends otherwise, also in a generator."""
+
+    def make() -> Program:
+        weights = nn.ParameterList(nn.Parameter(torch.full((2,), float(i))) for i in range(300))
+
+        def step(x):
+            loss = sum((weight * x).sum() for weight in weights)
+            loss.backward()
+            for weight in (each for _, each in weights.named_parameters()) if named else weights:
+                if not torch.isfinite(weight.grad).all():
+                    return None
+                weight.grad = None
+            return loss.detach()
+
+        return Program(step, lambda i: (torch.full((2,), float(i)),), weights)
+
+    parity(make, steps=2)

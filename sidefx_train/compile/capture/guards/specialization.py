@@ -33,7 +33,8 @@ class Specialization:
         assumes_nothing: no condition on a tensor is assumed: one did not hold, or a backward outside is cut off.
         usual_truths: branches on tensors, by code and index, with the truth of their condition in all of the last
             calls, which is assumed.
-        endless_branches: branches that are never assumed: a loop that one of them ends has no other end.
+        endless_branches: branches, and tests of numbers, that are never assumed: a loop that one of them ends has no
+            other end.
         inlined_code: code of torch functions that warn: they are interpreted, so that the warnings are replayed.
         native_rest: what follows the last tensor operation may run natively, from the first decision on a number.
         graph_decisions: instructions that decided on a number before a tensor operation, by code and index.

@@ -37,6 +37,7 @@ from sidefx_train.compile.capture.recording.eager_parity.kernel_settings import 
 from sidefx_train.compile.capture.recording.eager_parity.linalg_values_only import mark
 from sidefx_train.compile.capture.recording.eager_parity.memory_overlap import check_overlap
 from sidefx_train.compile.capture.recording.eager_parity.resize import enlarged, resized, set_layout
+from sidefx_train.compile.capture.recording.eager_parity.undefined_gradients import undefined
 from sidefx_train.compile.capture.recording.eager_parity.view_history import check_strided
 from sidefx_train.compile.capture.recording.eager_parity.zero_tensors import ZeroTensors
 from sidefx_train.compile.capture.recording.number_probes import Probes
@@ -244,7 +245,10 @@ class RepeatingMode(compat.RecordingMode):
         return made
 
     def _as_own_operator(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Records other operators for some calls: this library's, or those whose results have known sizes."""
+        """Records other operators for some calls: this library's, or those whose results have known sizes; or none."""
+        none = undefined(func, args)
+        if none is not ABSENT:
+            return none
         if self._zeros.concerns(func, args, kwargs):
             with self:
                 return self._zeros.call(func, args, kwargs)

@@ -76,6 +76,16 @@ def grant_finite(tracer: GraphTracer, number: Any, *, infinite: bool, nan: bool)
     return True
 
 
+def grant_first(tracer: GraphTracer, condition: fx.Node, count: int) -> None:
+    """Asserts that the first elements of a vector of truths are true, and no others."""
+    with compat.no_recording():
+        first = append(tracer, aten.slice.Tensor, condition, 0, 0, count)
+        append(tracer, RUNTIME_ASSERT, append(tracer, aten.all.default, first), True)
+        if count < condition.meta["val"].shape[0]:
+            others = append(tracer, aten.slice.Tensor, condition, 0, count)
+            append(tracer, RUNTIME_ASSERT, append(tracer, aten.any.default, others), False)
+
+
 def _compared(tracer: GraphTracer, condition: torch.SymBool, holds: bool) -> bool:
     node = tracer.node_of(condition)
     op = _COMPARISONS.get(node.target)  # type: ignore[arg-type]

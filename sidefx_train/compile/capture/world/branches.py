@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import fx
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.frame import Frame
+from sidefx_train.compile.capture.interpreter.generators import InterpretedGenerator
 from sidefx_train.compile.capture.recording import float_comparisons, runtime_asserts
 from sidefx_train.compile.capture.recording.constant_folding import constant_value
 from sidefx_train.compile.capture.recording.finiteness_tests import if_finite
@@ -31,21 +33,24 @@ from sidefx_train.errors import Unsupported
 _COUNTED = frozenset((list, tuple, dict, set, frozenset, deque, functools.partial))
 """Classes whose truth does not depend on what is in their items."""
 _MOST_ASSUMED = 128
-"""Limit of times that one usual branch is assumed in a capture: a loop that it ends may have no other end."""
+"""Limit of times that one branch is assumed in a capture: a loop that it ends may have no other end."""
+_MOST_IN_LOOPS = 4096
+"""That limit inside a loop over a container, which has another end."""
+_ITERATORS = (*map(type, map(iter, ([], (), {}, {}.values(), {}.items(), set(), range(0)))), zip, enumerate)
 
 
 class Branches:
     """Decides what ``bool(value)`` is during a capture.
 
     Attributes:
-        endless: usual branches that were assumed too often.
+        endless: branches, and calls that test a number, that were assumed too often.
     """
 
     def __init__(self, world: CaptureWorldAPI) -> None:
         self.world = world
         self.heap, self.interp, self.tracer = world.heap, world.interp, world.tracer
         self.endless: set[Branch] = set()
-        self._assumed: Counter[Branch] = Counter()
+        self._assumed: Counter[tuple[Branch, Branch | None]] = Counter()
 
     def truth(self, value: Any) -> Any:
         record = self.heap.record_of(value)
@@ -111,20 +116,13 @@ class Branches:
         known = self.world.specialization.usual_truths
         if not known:
             return None
-        place = original(frame.info.code, frame.pc - 1)
-        if place in self.world.specialization.endless_branches:
-            return None
-        found = next((truth for branch, truth in known if branch == place), None)
-        self._assumed[place] += found is not None
-        if self._assumed[place] > _MOST_ASSUMED:
-            self.endless.add(place)
-            return None
-        return found
+        place = _place(frame)
+        return next((truth for branch, truth in known if branch == place), None)
 
     def grant(self, condition: Any, holds: bool) -> bool:
         """Assumes a condition that only the graph knows and adds a runtime assert; returns False if that is not
         possible."""
-        may = not (self.world.branching or self.world.specialization.assumes_nothing)
+        may = self._may_assume()
         if safe_isinstance(condition, DeferredValue):
             condition = self.world.deferred_arrays.as_condition(condition)
             may = may and condition is not None
@@ -132,14 +130,63 @@ class Branches:
 
     def grant_finite(self, number: Any, *, infinite: bool, nan: bool) -> bool:
         """Assumes in the same way that a number is not infinite, or not NaN."""
-        may = not (self.world.branching or self.world.specialization.assumes_nothing)
+        may = self._may_assume()
         return may and self._noted(runtime_asserts.grant_finite(self.tracer, number, infinite=infinite, nan=nan))
 
+    def grant_first(self, condition: fx.Node, count: int) -> bool:
+        """Assumes in the same way that the first elements of a vector of the graph are true, and no others."""
+        if not self._may_assume():
+            return False
+        runtime_asserts.grant_first(self.tracer, condition, count)
+        return self._noted(True)
+
+    def _may_assume(self) -> bool:
+        """Returns False if nothing is assumed, or what is running was assumed so often that it may have no end."""
+        specialization, frame = self.world.specialization, self.interp.current_frame
+        if self.world.branching or specialization.assumes_nothing:
+            return False
+        if frame is None:
+            return True
+        place, caller = _places(frame)
+        if place in specialization.endless_branches:
+            return False
+        assumed = self._assumed[place, caller]
+        if assumed >= (_MOST_IN_LOOPS if _ends_otherwise(frame) else _MOST_ASSUMED):
+            self.endless.add(place)
+            return False
+        return True
+
     def _noted(self, assumptions: bool) -> bool:
-        location = self.world.locate()
+        location, frame = self.world.locate(), self.interp.current_frame
         if assumptions and location is not None:
             self.world.assumptions.setdefault(location)
+        if assumptions and frame is not None:
+            self._assumed[_places(frame)] += 1
         return assumptions
+
+
+def _places(frame: Frame) -> tuple[Branch, Branch | None]:
+    """Returns the instruction that runs in a frame, and the one that has called it."""
+    return _place(frame), None if frame.back is None else _place(frame.back)
+
+
+def _place(frame: Frame) -> Branch:
+    return original(frame.info.code, frame.pc - 1)
+
+
+def _ends_otherwise(frame: Frame | None) -> bool:
+    """Returns True inside a loop over a container, also one that a generator of the program goes over."""
+    while frame is not None:
+        if any(map(_has_end, frame.stack)):
+            return True
+        frame = frame.back
+    return False
+
+
+def _has_end(iterator: Any) -> bool:
+    if type(iterator) is InterpretedGenerator:
+        return any(map(_has_end, iterator.frame.stack))
+    return type(iterator) in _ITERATORS
 
 
 def _asked(value: Any) -> Any:

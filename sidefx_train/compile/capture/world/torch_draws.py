@@ -73,14 +73,15 @@ class TorchDraws:
         tracer = self._heap.tracer
         kinds = (torch.Tensor, *compat.SYMBOLS)
         todo = [tracer.node_of(each) for each in values if safe_isinstance(each, kinds) and tracer.has_node(each)]
-        drawn = False
+        drawn, seen = False, set(todo)
         for node in todo:  # grows
             if is_small_draw(node):
                 drawn = True
             elif node.op == "placeholder" or not _is_small(node.meta.get("val")):
                 return
             else:
-                todo += node.all_input_nodes
+                todo += (new := set(node.all_input_nodes) - seen)
+                seen |= new
         self.wanted = drawn
 
     def of_node(self, node: fx.Node) -> Any:
@@ -181,7 +182,7 @@ def _draws_below(node: fx.Node) -> set[fx.Node] | None:
     """Returns the draws of a few numbers that a node depends on; ``None`` if it depends on another tensor than small
     results of these and of numbers."""
     found: set[fx.Node] = set()
-    todo = [node]
+    todo, seen = [node], {node}
     for each in todo:  # grows
         value = each.meta.get("val")
         if is_small_draw(each):
@@ -189,7 +190,8 @@ def _draws_below(node: fx.Node) -> set[fx.Node] | None:
         elif not _is_small(value) or (each.op == "placeholder" and safe_isinstance(value, torch.Tensor)):
             return None
         else:
-            todo += [other for other in each.all_input_nodes if other not in todo]
+            todo += (new := set(each.all_input_nodes) - seen)
+            seen |= new
     return found
 
 

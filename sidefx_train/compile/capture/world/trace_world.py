@@ -109,6 +109,7 @@ class TraceWorld(CaptureWorldAPI):
         tagged: tensors created in the step on which it set attributes, with the names.
         pending_collectives: collectives started with ``async_op=True``.
         private_memory: storages that must not leave the step, with a function that refuses that.
+        unwritten: tensors that nothing may write to any more, with the number of operations that have.
         wrappers: models wrapped in ``DistributedDataParallel`` whose forward the step has called, by the shadow's id.
         sharded_groups: groups of parameters of ``fully_shard`` that the step has used, by the shadow's id.
         left_jagged: jagged tensors that leave the step, by id.
@@ -186,6 +187,7 @@ class TraceWorld(CaptureWorldAPI):
         self.class_snapshot: dict[tuple[type, str], Any] = {}
         self.pending_collectives: list[Any] = []
         self.private_memory: dict[int, Callable[[], NoReturn]] = {}
+        self.unwritten: list[tuple[torch.Tensor, int]] = []
         self.wrappers: dict[int, Any] = {}
         self.left_jagged: dict[int, Any] = {}
         self.sharded_groups: dict[int, Any] = {}

@@ -423,11 +423,11 @@ class Attributes:
             return attributes.load(self.interp, weakref_calls.through(self.world, obj), name)
         if type(obj) is types.FrameType and name == "f_back":
             return caller_frames.caller_of(self.world, obj)
+        if name in ANSWERED_ATTRIBUTES and (type(obj) is compat.FakeTensor or compat.is_wrapper(obj)):
+            found = self.world.functions.attribute(obj, name)
+            if found is not ABSENT:
+                return found
         if type(obj) is compat.FakeTensor:
-            if name in ANSWERED_ATTRIBUTES:
-                found = self.world.functions.attribute(obj, name)
-                if found is not ABSENT:
-                    return found
             if name == "data":
                 return self.tracer.data_of(obj)
             if name == "grad":
@@ -440,10 +440,6 @@ class Attributes:
             return ABSENT
         if name in _HISTORY and safe_isinstance(self.heap.record_of(obj), JaggedRecord):
             self.heap.refuse("SFX107", f"reads {name} of a nested tensor whose gradient leaves the step")
-        if name in ANSWERED_ATTRIBUTES and compat.is_wrapper(obj):
-            found = self.world.functions.attribute(obj, name)
-            if found is not ABSENT:
-                return found
         if name == "grad" and (compat.is_dtensor(obj) or compat.is_wrapper(obj)):
             self.tracer.touches()
             self.heap.read_grad(obj)
@@ -467,9 +463,10 @@ class Attributes:
         return ABSENT
 
     def override_setattr(self, obj: Any, name: str, value: Any) -> bool:
+        answered = name in ANSWERED_ATTRIBUTES and (type(obj) is compat.FakeTensor or compat.is_wrapper(obj))
+        if answered and self.world.functions.attribute(obj, name, value) is not ABSENT:
+            return True
         if type(obj) is compat.FakeTensor:
-            if name in ANSWERED_ATTRIBUTES and self.world.functions.attribute(obj, name, value) is not ABSENT:
-                return True
             if name == "data":
                 self.heap.memory.assign(obj, value)
                 return True
@@ -485,9 +482,6 @@ class Attributes:
             if name in compat.attributes_of_fakes() and self.heap.record_of(obj) is None:
                 self.heap.refuse("SFX111", f"sets {name} of a tensor, a name that the capture uses itself")
             return False
-        answered = name in ANSWERED_ATTRIBUTES and compat.is_wrapper(obj)
-        if answered and self.world.functions.attribute(obj, name, value) is not ABSENT:
-            return True
         if name == "grad" and (compat.is_dtensor(obj) or compat.is_wrapper(obj)):
             self.tracer.touches()
             self.heap.overwrite_grad(obj)

@@ -365,9 +365,6 @@ def container_method(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwar
 _MOST_COMPARED = 64
 """Limit of comparisons with a symbolic number before it is specialized."""
 
-# --- symbolic numbers --------------------------------------------------------------------------------------------
-
-
 _TO_INTEGER = (math.floor, math.ceil, math.trunc)
 _OF_INTEGERS = ("comb", "factorial", "gcd", "isqrt", "lcm", "ldexp", "perm", "trunc")
 _OF_ITERABLES = ("dist", "fsum", "prod", "sumprod")

@@ -372,6 +372,7 @@ from sidefx_train.torch_compat.symbols import known_truth as known_truth
 from sidefx_train.torch_compat.symbols import mark_numpy as mark_numpy
 from sidefx_train.torch_compat.symbols import new_shape_env as new_shape_env
 from sidefx_train.torch_compat.symbols import new_symbolic_number as new_symbolic_number
+from sidefx_train.torch_compat.symbols import new_unknown_number as new_unknown_number
 from sidefx_train.torch_compat.symbols import numpy_class as numpy_class
 from sidefx_train.torch_compat.symbols import on_condition as on_condition
 from sidefx_train.torch_compat.symbols import python_source as python_source

@@ -10,18 +10,22 @@ import torch
 from torch import fx
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.recording.constant_folding import constant_of, may_be_constant
 from sidefx_train.compile.capture.recording.dispatch_mode import is_draw
-from sidefx_train.compile.common.host_draws import EmptyTensor, TorchDraw
+from sidefx_train.compile.common.draws.draw import Draw, EmptyTensor, TorchDraw
 from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.graph.fx_utils import one_generator
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
+    from sidefx_train.compile.capture.world.draw_arguments import Arguments
 
 aten = torch.ops.aten
 
 _OF_SIZES = (aten.rand, aten.randn, aten.randint)
-_NUMBERS = frozenset((*_OF_SIZES, aten.uniform_, aten.normal_, aten.bernoulli_))
+_BY_CONSTANTS = frozenset((aten.multinomial, aten.bernoulli))
+"""Operators that draw with probabilities in a tensor."""
+_NUMBERS = frozenset((*_OF_SIZES, *_BY_CONSTANTS, aten.uniform_, aten.normal_, aten.bernoulli_))
 _BY_LAYOUT = frozenset(
     (*_OF_SIZES, aten.rand_like, aten.randn_like, aten.randint_like, aten.randperm, aten.native_dropout)
     + (aten.uniform_, aten.normal_, aten.random_, aten.exponential_, aten.geometric_, aten.log_normal_, aten.cauchy_)
@@ -39,7 +43,9 @@ class TorchDraws:
     Args:
         heap: the shadows of the capture.
         values: what the prologue draws, in order.
-        append: adds a number with its name to these, and returns the symbolic number.
+        draws: all draws of the prologue, in order.
+        append: adds a number with its name to the values, and returns the symbolic number.
+        new_arguments: returns what finds the numbers among the arguments of a draw at each call.
 
     Attributes:
         calls: the draws up to the last one that the prologue reads.
@@ -48,8 +54,16 @@ class TorchDraws:
         overwritten: draws in place, whose results the numbers of the prologue replace.
     """
 
-    def __init__(self, heap: ShadowTableAPI, values: list[Any], append: Callable[[Any, str], Any]) -> None:
-        self._heap, self._values, self._append = heap, values, append
+    def __init__(
+        self,
+        heap: ShadowTableAPI,
+        values: list[Any],
+        draws: list[Draw | TorchDraw],
+        append: Callable[[Any, str], Any],
+        new_arguments: Callable[[], Arguments],
+    ) -> None:
+        self._heap, self._values, self._draws, self._append = heap, values, draws, append
+        self._new_arguments = new_arguments
         self._numbers: dict[fx.Node, Any] = {}
         self._state: torch.Tensor | None = None
         self.calls: list[TorchDraw] = []
@@ -67,8 +81,10 @@ class TorchDraws:
         self._state = torch.Generator().manual_seed(seed).get_state()
 
     def want(self, values: Iterable[Any]) -> None:
-        """Notes that the step decides on values of the graph, if they depend on numbers that torch draws alone."""
-        if self._heap.specialization.reads_draws or not self._heap.specialization.host_draws or self.ended:
+        """Notes that the step decides on values of the graph, if they depend on numbers alone, some of which torch
+        draws."""
+        spec = self._heap.specialization
+        if spec.reads_dependent_draws or not spec.host_draws or self.ended:
             return
         tracer = self._heap.tracer
         kinds = (torch.Tensor, *compat.SYMBOLS)
@@ -76,12 +92,19 @@ class TorchDraws:
         drawn = False
         for node in todo:  # grows
             if is_small_draw(node):
-                drawn = True
-            elif node.op == "placeholder" or not _is_small(node.meta.get("val")):
+                drawn |= not spec.reads_draws or bool(_inputs_of(node))
+                todo += _inputs_of(node)
+            elif not _is_small(node.meta.get("val")) or (node.op == "placeholder" and _is_tensor(node)):
                 return
-            else:
+            elif node.op != "placeholder":
                 todo += node.all_input_nodes
         self.wanted = drawn
+
+    def want_read(self) -> None:
+        """Does the same for the numbers that the step has read so far: it needs the value of one."""
+        for node in self._heap.tracer.graph.nodes:
+            if node.target is aten._local_scalar_dense.default and not self.wanted:
+                self.want((node.meta["val"],))
 
     def of_node(self, node: fx.Node) -> Any:
         """Returns the number that a node draws, or a list of its numbers; ``None`` if the node draws none, or its place
@@ -91,17 +114,22 @@ class TorchDraws:
         spec, mode = self._heap.specialization, self._heap.tracer.proxy_mode
         if self.ended or not (spec.reads_draws and spec.host_draws) or not is_small_draw(node) or mode.cursors:
             return None
+        if _inputs_of(node) and not spec.reads_dependent_draws:  # its place would be guarded where the graph takes any
+            return None
         before: list[fx.Node] = []
         if spec.foretells_draws:
             before = [each for each in mode.draws("cpu") if each < node and self._is_of_default(each)]
             if len(before) < len(self.calls):  # it is read after a later one
                 return None
-        calls = [_call_of(each) for each in (*before[len(self.calls) :], node)]
-        if any(call is None for call in calls):
+        arguments = self._new_arguments()
+        calls = [self._call_of(each, arguments) for each in (*before[len(self.calls) :], node)]
+        if arguments.unknown or any(call is None for call in calls):
             return None
         known = [call for call in calls if call is not None]
-        values = self._foretold(known)
-        self.calls += [*known[:-1], known[-1]._replace(position=len(self._values))]
+        values = self._foretold(known, arguments.now)
+        known[-1] = known[-1]._replace(position=len(self._values))
+        self.calls += known
+        self._draws += known
         name = f"torch.{node.target._schema.name.partition('::')[2]}"
         numbers = [self._append(value, name) for value in values]
         self._replace(node, numbers)
@@ -126,6 +154,26 @@ class TorchDraws:
         found = self._numbers.get(node)
         return list(found) if type(found) is list else None
 
+    def _call_of(self, node: fx.Node, arguments: Arguments) -> TorchDraw | None:
+        """Returns a draw of the graph as a call of its own; ``None`` if it depends on values of tensors that are no
+        constants."""
+        packet = node.target.overloadpacket  # type: ignore[union-attr]
+        by_number = packet is aten.bernoulli_ and not any(map(_is_tensor, node.all_input_nodes[1:]))
+        by_constants = packet in _BY_CONSTANTS and all(map(may_be_constant, node.all_input_nodes))
+        if not (packet in _BY_LAYOUT or by_number or by_constants) or not is_draw(node.target, node.args, node.kwargs):
+            return None
+
+        def later(arg: Any) -> Any:
+            if not safe_isinstance(arg, fx.Node):
+                return arg
+            if not _is_tensor(arg):
+                return arguments.each((arg.meta.get("val"),))[0]
+            return constant_of(self._heap.tracer, arg) if by_constants else _layout_of(arg)
+
+        args = tuple(map(later, node.args))
+        plain = not any(map(_has_nodes, (args, node.kwargs))) and not (by_constants and args[0] is None)
+        return TorchDraw(None, node.target, args, dict(node.kwargs)) if plain else None  # type: ignore[arg-type]
+
     def _is_of_default(self, draw: fx.Node) -> bool:
         """Returns True for a draw from torch's default generator, named or not."""
         generator = draw.kwargs.get("generator")
@@ -134,7 +182,7 @@ class TorchDraws:
         held = getattr(self._heap.tracer.tracer.root, str(getattr(generator, "target", "")), None)
         return held is None or one_generator(held, torch.default_generator)
 
-    def _foretold(self, calls: list[TorchDraw]) -> list[Any]:
+    def _foretold(self, calls: list[TorchDraw], now: Callable[[Any], Any]) -> list[Any]:
         """Returns the numbers of the last of the draws that follow those made so far; torch's generator is left."""
         generator = torch.default_generator
         with compat.real_world(), torch.no_grad():
@@ -143,7 +191,7 @@ class TorchDraws:
                 if self._state is not None:
                     generator.set_state(self._state)
                 for call in calls:
-                    drawn = call()
+                    drawn = call(now)
                 self._state = generator.get_state()
                 return drawn.flatten().tolist()
             finally:
@@ -215,20 +263,20 @@ def is_small_draw(node: fx.Node) -> bool:
         return False
     if value.numel() != 1 and (value.dim() != 1 or not value.numel()):
         return False
-    if any(safe_isinstance(arg, fx.Node) for arg in node.args[1:]):  # of other numbers
+    if any(safe_isinstance(arg, fx.Node) and _is_tensor(arg) for arg in node.args[1:]):
+        return False
+    if packet in _BY_CONSTANTS and not all(map(may_be_constant, node.all_input_nodes)):
         return False
     return value.device.type == "cpu" and value.dtype in (torch.float32, torch.float64, torch.int64)
 
 
-def _call_of(node: fx.Node) -> TorchDraw | None:
-    """Returns a draw of the graph as a call of its own; ``None`` if it depends on values."""
-    packet = node.target.overloadpacket  # type: ignore[union-attr]
-    by_number = packet is aten.bernoulli_ and not any(safe_isinstance(arg, fx.Node) for arg in node.args[1:])
-    if not (packet in _BY_LAYOUT or by_number) or not is_draw(node.target, node.args, node.kwargs):
-        return None
-    args = [_layout_of(arg) for arg in node.args]
-    plain = not any(map(_has_nodes, (args, node.kwargs)))
-    return TorchDraw(None, node.target, tuple(args), dict(node.kwargs)) if plain else None  # type: ignore[arg-type]
+def _inputs_of(node: fx.Node) -> list[fx.Node]:
+    """Returns what the graph passes to a draw, but a tensor that this fills, or whose layout it takes."""
+    return [arg for arg in node.args if safe_isinstance(arg, fx.Node) and not _is_tensor(arg)]  # type: ignore[misc]
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    return safe_isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def _has_nodes(value: Any) -> bool:
@@ -237,11 +285,9 @@ def _has_nodes(value: Any) -> bool:
     return bool(found)
 
 
-def _layout_of(arg: Any) -> Any:
-    """Returns what stands for a tensor in a call; the argument itself for anything else."""
-    value = arg.meta.get("val") if safe_isinstance(arg, fx.Node) else None
-    if not safe_isinstance(value, torch.Tensor):
-        return arg
+def _layout_of(arg: fx.Node) -> Any:
+    """Returns what stands for a tensor in a call; the node itself if its layout is not known."""
+    value = arg.meta["val"]
     layout = EmptyTensor(tuple(value.shape), tuple(value.stride()), value.dtype)
     fixed = all(type(number) is int for number in (*layout.size, *layout.stride))
     return layout if fixed and value.device.type == "cpu" else arg

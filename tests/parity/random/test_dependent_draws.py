@@ -20,10 +20,12 @@ def between(program, index):
 
 
 def crop(x, top, left, height, width):
-    """Returns a window after the checks of torchvision's ``crop``."""
-    if top < 0 or left < 0 or top + height > x.shape[-2] or left + width > x.shape[-1]:
-        raise ValueError("the window is not inside of the image")
-    return x[..., top : top + height, left : left + width]
+    """Returns a window as torchvision's ``crop`` does, which may have to pad the image."""
+    bottom, right = top + height, left + width
+    if top < 0 or left < 0 or bottom > x.shape[-2] or right > x.shape[-1]:
+        padding = [max(-left, 0), max(right - x.shape[-1], 0), max(-top, 0), max(bottom - x.shape[-2], 0)]
+        return F.pad(x[..., max(top, 0) : bottom, max(left, 0) : right], padding)
+    return x[..., top:bottom, left:right]
 
 
 def test_a_window_at_a_place_whose_bounds_are_drawn():

@@ -65,7 +65,7 @@ class RandomDraws:
         self.wants_early: set[tuple[types.CodeType, int]] = set()
         self._made: list[tuple[weakref.ref[Any], tuple[types.CodeType, int] | None]] = []
         arguments = lambda: Arguments(world, self.holds)  # noqa: E731
-        self.of_torch = TorchDraws(world.heap, self.values, self._draws, self._number, arguments)
+        self.of_torch = TorchDraws(world.heap, self.values, self._draws, self._number, arguments, self.seed_of)
 
     def end(self) -> None:
         """Draws nothing early from now on: a backward that is recorded next runs later, outside the step."""

@@ -1,4 +1,4 @@
-"""Numbers that the step draws from torch's default generator, foretold in the prologue: the step may decide on them."""
+"""Numbers that the step draws from generators of torch's, foretold in the prologue: the step may decide on them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import fx
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.recording.constant_folding import constant_of, may_be_constant
 from sidefx_train.compile.capture.recording.dispatch_mode import is_draw
-from sidefx_train.compile.common.draws.draw import Draw, EmptyTensor, TorchDraw
+from sidefx_train.compile.common.draws.draw import Draw, EmptyTensor, OwnGenerator, Reseeding, TorchDraw
 from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.graph.fx_utils import one_generator
 
@@ -46,6 +46,7 @@ class TorchDraws:
         draws: all draws of the prologue, in order.
         append: adds a number with its name to the values, and returns the symbolic number.
         new_arguments: returns what finds the numbers among the arguments of a draw at each call.
+        seed_of: returns the seed of a generator that the step creates, if that changes.
 
     Attributes:
         calls: the draws up to the last one that the prologue reads.
@@ -61,9 +62,11 @@ class TorchDraws:
         draws: list[Draw | TorchDraw],
         append: Callable[[Any, str], Any],
         new_arguments: Callable[[], Arguments],
+        seed_of: Callable[[torch.Generator], Reseeding | None],
     ) -> None:
         self._heap, self._values, self._draws, self._append = heap, values, draws, append
-        self._new_arguments = new_arguments
+        self._new_arguments, self._seed_of = new_arguments, seed_of
+        self._own: dict[int, _OwnDraws] = {}
         self._numbers: dict[fx.Node, Any] = {}
         self._state: torch.Tensor | None = None
         self.calls: list[TorchDraw] = []
@@ -116,19 +119,23 @@ class TorchDraws:
             return None
         if _inputs_of(node) and not spec.reads_dependent_draws:  # its place would be guarded where the graph takes any
             return None
+        own = None if self._is_of_default(node) else self._own_draws(node)
+        made = self.calls if own is None else own.calls
         before: list[fx.Node] = []
-        if spec.foretells_draws:
-            before = [each for each in mode.draws("cpu") if each < node and self._is_of_default(each)]
-            if len(before) < len(self.calls):  # it is read after a later one
+        if spec.foretells_draws or own is not None:
+            before = [each for each in mode.draws("cpu") if each < node and self._is_of(each, own)]
+            if len(before) < len(made):  # it is read after a later one
                 return None
         arguments = self._new_arguments()
-        calls = [self._call_of(each, arguments) for each in (*before[len(self.calls) :], node)]
+        calls = [self._call_of(each, arguments) for each in (*before[len(made) :], node)]
         if arguments.unknown or any(call is None for call in calls):
             return None
         known = [call for call in calls if call is not None]
-        values = self._foretold(known, arguments.now)
+        if own is not None:
+            known = [call._replace(generator=own.generator) for call in known]
+        values = self._foretold(known, arguments.now) if own is None else own.draw(known, arguments.now)
         known[-1] = known[-1]._replace(position=len(self._values))
-        self.calls += known
+        made += known
         self._draws += known
         name = f"torch.{node.target._schema.name.partition('::')[2]}"
         numbers = [self._append(value, name) for value in values]
@@ -171,16 +178,40 @@ class TorchDraws:
             return constant_of(self._heap.tracer, arg) if by_constants else _layout_of(arg)
 
         args = tuple(map(later, node.args))
-        plain = not any(map(_has_nodes, (args, node.kwargs))) and not (by_constants and args[0] is None)
-        return TorchDraw(None, node.target, args, dict(node.kwargs)) if plain else None  # type: ignore[arg-type]
+        kwargs = {name: None if name == "generator" else value for name, value in node.kwargs.items()}
+        plain = not any(map(_has_nodes, (args, kwargs))) and not (by_constants and args[0] is None)
+        return TorchDraw(None, node.target, args, kwargs) if plain else None  # type: ignore[arg-type]
 
     def _is_of_default(self, draw: fx.Node) -> bool:
         """Returns True for a draw from torch's default generator, named or not."""
-        generator = draw.kwargs.get("generator")
-        if generator is None:
+        if draw.kwargs.get("generator") is None:
             return True
-        held = getattr(self._heap.tracer.tracer.root, str(getattr(generator, "target", "")), None)
+        held = self._held(draw)
         return held is None or one_generator(held, torch.default_generator)
+
+    def _own_draws(self, node: fx.Node) -> _OwnDraws:
+        """Returns the draws of the generator that a draw names."""
+        held = self._held(node)
+        for own in self._own.values():
+            if one_generator(own.generator.held, held):
+                return own
+        known = [r.real for r in self._heap.by_real.values() if type(r.real) is torch.Generator]
+        is_outside = any(one_generator(each, held) for each in known)
+        reseeding = self._seed_of(held)
+        seed = next((each.args[0] for each in self._draws if each[1] is reseeding), None) if reseeding else None
+        with compat.real_world():
+            generator = OwnGenerator(held, None if is_outside else held.get_state(), seed)
+            self._own[id(held)] = _OwnDraws(generator)
+        return self._own[id(held)]
+
+    def _held(self, draw: fx.Node) -> Any:
+        generator = draw.kwargs.get("generator")
+        return getattr(self._heap.tracer.tracer.root, str(getattr(generator, "target", "")), None)
+
+    def _is_of(self, draw: fx.Node, own: _OwnDraws | None) -> bool:
+        if own is None:
+            return self._is_of_default(draw)
+        return not self._is_of_default(draw) and one_generator(self._held(draw), own.generator.held)
 
     def _foretold(self, calls: list[TorchDraw], now: Callable[[Any], Any]) -> list[Any]:
         """Returns the numbers of the last of the draws that follow those made so far; torch's generator is left."""
@@ -225,6 +256,30 @@ class TorchDraws:
         node.target, node.args, node.kwargs = target, args, kwargs
 
 
+class _OwnDraws:
+    """The draws from a generator that the step makes or gets.
+
+    Args:
+        generator: what finds its state at each call.
+
+    Attributes:
+        calls: its draws up to the last one that the prologue reads.
+    """
+
+    def __init__(self, generator: OwnGenerator) -> None:
+        self.generator = generator
+        self.calls: list[TorchDraw] = []
+        self._copy = torch.Generator()
+        self._copy.set_state(generator.held.get_state())
+
+    def draw(self, calls: list[TorchDraw], now: Callable[[Any], Any]) -> list[Any]:
+        """Returns the numbers of the last of the draws that follow those made so far."""
+        with compat.real_world(), torch.no_grad():
+            for call in calls:
+                drawn = call(now, self._copy)
+            return drawn.flatten().tolist()
+
+
 def _draws_below(node: fx.Node) -> set[fx.Node] | None:
     """Returns the draws of a few numbers that a node depends on; ``None`` if it depends on another tensor than small
     results of these and of numbers."""
@@ -251,15 +306,15 @@ def _is_small(value: Any) -> bool:
 
 
 def is_number_draw(node: fx.Node) -> bool:
-    """Returns True for a draw of one number on the CPU from torch's default generator."""
+    """Returns True for a draw of one number on the CPU."""
     return is_small_draw(node) and node.meta["val"].numel() == 1
 
 
 def is_small_draw(node: fx.Node) -> bool:
-    """Returns True for a draw of one number, or of a vector of a few, on the CPU from torch's default generator."""
+    """Returns True for a draw of one number, or of a vector of a few, on the CPU."""
     packet = getattr(node.target, "overloadpacket", None)
     value = node.meta.get("val")
-    if packet not in _NUMBERS or node.kwargs.get("generator") is not None or not _is_small(value):
+    if packet not in _NUMBERS or not _is_small(value):
         return False
     if value.numel() != 1 and (value.dim() != 1 or not value.numel()):
         return False

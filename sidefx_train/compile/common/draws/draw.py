@@ -122,25 +122,42 @@ class EmptyTensor(NamedTuple):
     dtype: torch.dtype
 
 
+class OwnGenerator(NamedTuple):
+    """A generator of torch's that the step makes, or gets, and draws from.
+
+    Attributes:
+        held: the generator of the graph.
+        state: its state before the first draw; ``None`` for the one that it has when the step begins.
+        seed: what seeds it, if that changes.
+    """
+
+    held: torch.Generator
+    state: torch.Tensor | None
+    seed: Any
+
+
 class TorchDraw(NamedTuple):
-    """One draw of torch's default generator on the CPU.
+    """One draw of a generator of torch's on the CPU.
 
     Attributes:
         position: place of the first number among the values; ``None`` for a draw that is not read.
         operator: the random operator.
         args: its arguments.
-        kwargs: its keyword arguments.
+        kwargs: its keyword arguments, but the generator.
+        generator: the generator; ``None`` for the default one.
     """
 
     position: int | None
     operator: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    generator: OwnGenerator | None = None
 
-    def __call__(self, number: Callable[[Any], Any]) -> Any:
+    def __call__(self, number: Callable[[Any], Any], generator: torch.Generator | None = None) -> Any:
         """Draws; ``number`` returns an argument that is computed at each call."""
         args = [torch.empty_strided(*a[:2], dtype=a.dtype) if type(a) is EmptyTensor else a for a in self.args]
-        return self.operator(*(number(a) if type(a) is Computed else a for a in args), **self.kwargs)
+        kwargs = self.kwargs if generator is None else {**self.kwargs, "generator": generator}
+        return self.operator(*(number(a) if type(a) is Computed else a for a in args), **kwargs)
 
 
 def joined(held: Any, appended: list[Any], removed: tuple[int, ...] = ()) -> list[Any]:

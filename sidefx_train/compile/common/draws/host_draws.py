@@ -22,6 +22,7 @@ from sidefx_train.compile.common.draws.draw import (
     Drawn,
     Fetched,
     Joined,
+    OwnGenerator,
     Rewritten,
     TorchDraw,
     joined,
@@ -67,6 +68,7 @@ class _Run:
         self.torch_drawn: torch.Tensor | None = None
         self.touched: dict[int, tuple[Any, GeneratorState, Any]] = {}
         self.rewritten: dict[int, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = {}
+        self.own: dict[int, torch.Generator] = {}
         self.computed: dict[Any, list[Any]] = {}
         self._taken = 0
 
@@ -86,13 +88,24 @@ class _Run:
         self.values[draw.position] = result
 
     def _make_of_torch(self, draw: TorchDraw) -> None:
-        if self.torch_drawn is None:
+        if draw.generator is None and self.torch_drawn is None:
             self.torch_drawn = torch.default_generator.get_state()
             self.torch_before = self.torch_drawn if self.torch_before is None else self.torch_before
-        drawn = draw(self._now)
+        drawn = draw(self._now, None if draw.generator is None else self._copy_of(draw.generator))
         if draw.position is not None:
             numbers = drawn.flatten().tolist()
             self.values[draw.position : draw.position + len(numbers)] = numbers
+
+    def _copy_of(self, own: OwnGenerator) -> torch.Generator:
+        """Returns a generator that draws what the graph will draw from one of the step's."""
+        made = self.own.get(id(own.held))
+        if made is None:
+            made = self.own[id(own.held)] = torch.Generator()
+            if own.seed is not None:
+                made.manual_seed(self._now(own.seed) if type(own.seed) is Computed else own.seed)
+            else:
+                made.set_state(own.held.get_state() if own.state is None else own.state)
+        return made
 
     def _each(self, values: tuple[Any, ...]) -> list[Any]:
         return [value if type(value) in _LITERALS else self._value(value) for value in values]

@@ -26,11 +26,12 @@ from torch import fx
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.recording.probes.trial_runs import (
+    ORDERS,
     Stream,
     constants_in,
     is_explained,
+    reads_unknown,
     specializes,
-    specializes_unknown,
     stream_of,
     with_single,
     with_values,
@@ -69,6 +70,10 @@ _VARIANCES = frozenset({"std", "std_mean", "var", "var_mean"})
 """Functions whose C++ code compares the number with the number of elements alone, and takes integers as floats."""
 _SHAPING = ("interpolate", "upsample", "arange", "range", "linspace", "logspace", "_upsample", "allclose")
 """Functions that compute a size or a truth value with the number."""
+
+
+_DESCRIBED = (str, bool, type(None), tuple, list, torch.Size, torch.dtype, torch.device)
+"""Classes of arguments whose text says what they are."""
 
 
 class Probes:
@@ -227,12 +232,10 @@ class Probes:
         sizes = _sizes((*args, *kwargs.values()))
         if sizes is None:
             return None
-        specializes, way = self._way_of(fn, number, args, kwargs, sizes)
-        if not specializes:
-            return None
+        reads, way = self._way_of(fn, number, args, kwargs, sizes)
         rounded = single(number) if way is not None and way.rounded else None
         if way is None or (way.rounded and rounded is None) or not way.assume(number, world):
-            return (fn, *with_values([number], [float(number)], (args, kwargs)))
+            return (fn, *with_values([number], [float(number)], (args, kwargs))) if reads else None
         [chosen] = self._chosen_for([number], [way.place])
         if rounded is not None:
             self._note(derived_of_single(chosen), rounded)
@@ -242,7 +245,8 @@ class Probes:
     def _way_of(
         self, fn: Any, number: torch.SymFloat, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: frozenset[int]
     ) -> tuple[bool, Way | None]:
-        """Returns whether C++ code reads a number that only the graph knows, and the way that it takes then, if one."""
+        """Returns whether a call or its derivative reads a number that only the graph knows, and the way that C++ code
+        takes if it does, or the second derivative."""
         call = args, kwargs
         key = fn, tuple(kwargs), _described(number, (*args, *kwargs.values()))
         if key not in self._ways:
@@ -253,9 +257,11 @@ class Probes:
                 except Exception:  # as without a probe
                     return None
 
-            reads = specializes_unknown(fn, number, args, kwargs)
-            trials = Trials(run, lambda value: derived(value, sizes), self._new_between)
-            self._ways[key] = reads, trials.way(_limits(str(fn.__name__), args, kwargs)) if reads else None
+            way = None
+            if reads_unknown(fn, number, args, kwargs, ORDERS):
+                trials = Trials(run, lambda value: derived(value, sizes), self._new_between)
+                way = trials.way(_limits(str(fn.__name__), args, kwargs))
+            self._ways[key] = way is None and reads_unknown(fn, number, args, kwargs, 1), way
         return self._ways[key]
 
     def _new_between(self, place: Place) -> float:
@@ -383,7 +389,9 @@ def _described(number: torch.SymFloat, given: tuple[Any, ...]) -> tuple[Any, ...
         if isinstance(value, torch.Tensor):
             layout = tuple(map(str, (value.shape, value.stride(), value.dtype, value.device)))
             return *layout, value.requires_grad, first.setdefault(id(value), len(first))
-        return "number" if value is number else (type(value), repr(value))
+        if value is number:
+            return "number"
+        return type(value), repr(value) if type(value) in (*compat.NUMBERS, *_DESCRIBED) else id(value)
 
     return torch.is_grad_enabled(), *map(described, given)
 

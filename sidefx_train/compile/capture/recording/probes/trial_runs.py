@@ -14,7 +14,7 @@ Stream = list[tuple[Any, ...]]
 
 _HIDING = frozenset({aten.lift_fresh.default, aten.lift.default, aten.lift_fresh_copy.default})
 """Operations on tensors that Python or C++ code filled without the dispatcher."""
-_ORDERS = 2
+ORDERS = 2
 """Derivatives compared."""
 _ANY = 0.37
 """A number that most calls accept."""
@@ -66,27 +66,29 @@ def specializes(fn: Any, numbers: list[Any], args: tuple[Any, ...], kwargs: dict
     return [op for op, *_ in symbolic] != [op for op, *_ in eager]
 
 
-def specializes_unknown(fn: Any, number: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Returns True if a call, or its derivative, reads a number that only the graph knows, or turns it into a
-    tensor."""
+def reads_unknown(fn: Any, number: Any, args: tuple[Any, ...], kwargs: dict[str, Any], orders: int) -> bool:
+    """Returns True if a call, or a derivative up to an order, reads a number that only the graph knows, or turns it
+    into a tensor."""
     unknown = compat.new_unknown_number(compat.new_shape_env())
     try:
-        symbolic = stream_of(fn, *with_values([number], [unknown], (args, kwargs)))
+        given, named = with_values([number], [unknown], (args, kwargs))
+        symbolic = stream_of(fn, given, named, orders)
     except compat.data_dependent_errors():
         return True
     except Exception:  # as without a probe
         return False
     try:
-        eager = stream_of(fn, *with_values([number], [_ANY], (args, kwargs)))
+        given, named = with_values([number], [_ANY], (args, kwargs))
+        eager = stream_of(fn, given, named, orders)
     except Exception:
         return False
     return [op for op, *_ in symbolic] != [op for op, *_ in eager]
 
 
-def stream_of(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Stream:
-    """Runs a call on new fake tensors, with derivatives, and returns its operations."""
+def stream_of(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], orders: int = ORDERS) -> Stream:
+    """Runs a call on new fake tensors, with derivatives up to an order, and returns its operations."""
     stream: Stream = []
-    for create_graph in (False, True):
+    for create_graph in (False, True)[:orders]:
         leaves: dict[int, torch.Tensor] = {}
 
         def new(value: Any, leaves: dict[int, torch.Tensor] = leaves) -> Any:
@@ -106,7 +108,7 @@ def stream_of(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Stream:
                 raise TypeError(f"{fn} returns a number")  # which would be computed from the probe
             outs = [t for t in _tensors(out) if t.requires_grad]
             wanted = [leaf for leaf in leaves.values() if leaf.requires_grad]
-            for order in range(_ORDERS if create_graph else 1):
+            for order in range(orders if create_graph else 1):
                 if not outs or not wanted:
                     break
                 given = [torch.empty_like(t, requires_grad=create_graph) for t in outs]

@@ -111,12 +111,14 @@ from sidefx_train.torch_compat.dynamo import traced_by_dynamo as traced_by_dynam
 from sidefx_train.torch_compat.dynamo import without_torch_compile as without_torch_compile
 from sidefx_train.torch_compat.early_imports import NEEDED as NEEDED
 from sidefx_train.torch_compat.early_imports import import_what_captures_need as import_what_captures_need
+from sidefx_train.torch_compat.fakes.kernels import BY_GENERATORS as BY_GENERATORS
 from sidefx_train.torch_compat.fakes.kernels import FOR_NUMBERS as FOR_NUMBERS
 from sidefx_train.torch_compat.fakes.kernels import FOR_SYMBOLS as FOR_SYMBOLS
 from sidefx_train.torch_compat.fakes.kernels import RESAMPLING as RESAMPLING
 from sidefx_train.torch_compat.fakes.kernels import TRUTH_TESTS as TRUTH_TESTS
 from sidefx_train.torch_compat.fakes.kernels import empty_resampled as empty_resampled
 from sidefx_train.torch_compat.fakes.kernels import know_ctc_loss as know_ctc_loss
+from sidefx_train.torch_compat.fakes.kernels import know_draws_by_generators as know_draws_by_generators
 from sidefx_train.torch_compat.fakes.kernels import know_grouped_products as know_grouped_products
 from sidefx_train.torch_compat.fakes.kernels import know_kernels_for_symbols as know_kernels_for_symbols
 from sidefx_train.torch_compat.fakes.kernels import know_numbers as know_numbers
@@ -376,6 +378,7 @@ from sidefx_train.torch_compat.symbols import known_truth as known_truth
 from sidefx_train.torch_compat.symbols import mark_numpy as mark_numpy
 from sidefx_train.torch_compat.symbols import new_shape_env as new_shape_env
 from sidefx_train.torch_compat.symbols import new_symbolic_number as new_symbolic_number
+from sidefx_train.torch_compat.symbols import new_unknown_number as new_unknown_number
 from sidefx_train.torch_compat.symbols import numpy_class as numpy_class
 from sidefx_train.torch_compat.symbols import on_condition as on_condition
 from sidefx_train.torch_compat.symbols import python_source as python_source

@@ -94,6 +94,11 @@ def new_symbolic_number(shape_env: ShapeEnv, value: int | float, name: str) -> A
     return shape_env.create_unspecified_symint_and_symbol(value, source, DimDynamic.DYNAMIC)
 
 
+def new_unknown_number(shape_env: ShapeEnv) -> torch.SymFloat:
+    """Returns a symbolic float without a value during the capture."""
+    return shape_env.create_unbacked_symfloat()
+
+
 def mark_numpy(number: Any, kind: type) -> None:
     """Notes that a symbolic number stands for a number of NumPy of class ``kind``."""
     number.numpy_class = kind

@@ -19,7 +19,10 @@ Derived = tuple[Callable[[Any], Any], set[str]]
 BOUNDS = (-math.inf, -1.0, 0.0, 1.0, 2.0, math.inf)
 """Numbers with which C++ code compares others."""
 
-_ROOT = compat.SYMBOLIC_MATH[math.sqrt]
+LARGE = 1e308
+"""Greatest number that counts as finite in guards."""
+
+_ROOT, _LOG = compat.SYMBOLIC_MATH[math.sqrt], compat.SYMBOLIC_MATH[math.log]
 _ALPHA = 1.7580993408473766
 """Scale of ``alpha_dropout``."""
 
@@ -39,6 +42,7 @@ _STEPS: dict[str, Callable[[Any], Any]] = {
 """What C++ code computes with a number; derivatives do so repeatedly (``1 / (1 - p)``)."""
 _WHOLE: tuple[Callable[[Any], Any], ...] = (
     _ROOT,
+    _LOG,
     lambda x: x / 2.0,
     _alpha_scale,
     lambda x: _ALPHA * _alpha_scale(x),

@@ -24,6 +24,7 @@ from sidefx_train.compile.common.thread_warnings import no_warnings
 from sidefx_train.compile.graph.artifacts import FunctionalGraph, TracedGraph
 from sidefx_train.compile.graph.fx_utils import written_args
 from sidefx_train.compile.graph.kernel_strides import lay_out, lay_out_filled, unfilled
+from sidefx_train.compile.graph.number_arguments import takes_double
 from sidefx_train.errors import BackendError
 
 _ZEROS = torch.ops.aten._efficientzerotensor.default
@@ -156,9 +157,12 @@ class _Check:
         if known is None and _makes_tensors(node):
             self.fail(node, "has no metadata")
         item = node.target is operator.getitem  # of a list, perhaps with many items
-        inputs = () if item else map(values.get, node.all_input_nodes)
+        inputs = () if item else tuple(map(values.get, node.all_input_nodes))
         if isinstance(known, compat.NUMBERS) or any(map(compat.has_unbacked_sizes, (known, *inputs))):
             return known  # running it would create another symbol
+        takes = isinstance(node.target, compat.OpOverload) and takes_double(node.target)
+        if takes and any(map(_is_unknown_float, inputs)):
+            return known  # it reads the number
         if any(used.target is _ZEROS for used in node.all_input_nodes):
             return known  # their strides depend on the user
         if item and not node.users:
@@ -202,6 +206,10 @@ class _Check:
                     self.fail(node, f"has {name} {fact(known)} by its metadata, and makes {fact(made)}")
         elif known is not None and type(known) is not type(made):
             self.fail(node, f"is a {type(known).__name__} by its metadata, and makes a {type(made).__name__}")
+
+
+def _is_unknown_float(value: Any) -> bool:
+    return isinstance(value, torch.SymFloat) and compat.is_unbacked(value)
 
 
 def _makes_tensors(node: fx.Node) -> bool:

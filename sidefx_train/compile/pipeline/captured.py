@@ -12,7 +12,7 @@ from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.guards.specialization import Specialization
 from sidefx_train.compile.capture.resume.branch_history import Branch
 from sidefx_train.compile.capture.resume.suspension import StopPoint, Suspension
-from sidefx_train.compile.common.host_draws import HostDraws
+from sidefx_train.compile.common.draws.host_draws import HostDraws
 from sidefx_train.compile.graph.artifacts import TracedGraph
 from sidefx_train.compile.residual.generate import MISS, Residual, link
 from sidefx_train.errors import Location

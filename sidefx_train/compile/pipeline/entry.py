@@ -64,6 +64,7 @@ class Entry:
         dispatch: called in place of ``replay`` where that is not ``None``, with the same arguments and result: while
             times are compared with eager, or if the entry is left for eager.
         added_at: number of the step's calls before the entry was added.
+        family: number shared by entries that differ in decisions on random numbers alone.
     """
 
     replay: Callable[[tuple[Any, ...], dict[str, Any]], Any]
@@ -76,6 +77,7 @@ class Entry:
     once: bool = False
     dispatch: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None
     added_at: int = 0
+    family: int = 0
 
     @property
     def shared(self) -> tuple[Any, ...]:

@@ -20,7 +20,7 @@ from sidefx_train.errors import Unsupported
 def after_stop(spec: Specialization, world: TraceWorld, stop: Unsupported) -> Specialization | None:
     """Returns a specialization with which the step may not stop there; ``None`` if none is known."""
     if world.random_draws.of_torch.wanted:
-        return replace(spec, reads_draws=True)
+        return replace(spec, reads_draws=True, reads_dependent_draws=spec.reads_draws)
     if world.random_draws.wants_early:
         return replace(spec, early_arrays=spec.early_arrays | world.random_draws.wants_early)
     if world.host_reads.wanted:

@@ -58,12 +58,20 @@ class EntryCache:
         return len(self.holders) + len(self.unamortized)
 
     def add(self, entry: Entry) -> None:
-        """Adds an entry. The most general ones are tried last, see :func:`_generality`."""
+        """Adds an entry. The newest are tried first, the most general ones last, see :func:`_generality`.
+
+        Of those for different decisions on random numbers, the oldest is tried first: the likely decisions come early,
+        and each entry that is tried draws the numbers.
+        """
         entry.added_at = self._count_calls()
+        newest = self.newest
+        if newest is not None:
+            decided = [each.captured.specialization.draw_decisions for each in (newest, entry)]
+            entry.family = newest.family + (decided[0] >= decided[1])
         self.newest_holder = self._hold(entry)
-        held = [(holder, holder.entry) for holder in (self.newest_holder, *self.holders)]
+        held = [(holder, holder.entry) for holder in (*self.holders, self.newest_holder)]
         pairs = [(holder, entry) for holder, entry in held if entry is not None]
-        self._replace_holders([holder for holder, _ in sorted(pairs, key=lambda pair: _generality(pair[1]))])
+        self._replace_holders([holder for holder, _ in sorted(pairs, key=lambda pair: _order(pair[1]))])
 
     def hold_again(self, entry: Entry) -> None:
         """Makes calls go through the entry's ``dispatch``, or its ``replay``, whichever it has by now."""
@@ -102,6 +110,11 @@ class EntryCache:
     def _replace_holders(self, holders: list[Holder]) -> None:
         self.holders = holders
         self._publish(holders)
+
+
+def _order(entry: Entry) -> tuple[bool, bool, int]:
+    """Returns a key by which entries are tried in order; equal ones from old to new."""
+    return *_generality(entry), -entry.family
 
 
 def _generality(entry: Entry) -> tuple[bool, bool]:

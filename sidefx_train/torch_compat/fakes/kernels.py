@@ -29,6 +29,19 @@ def know_kernels_for_symbols() -> None:
             fake_impls.register_fast_op_impl(op)(partial(_by_python, kernel))
 
 
+def know_draws_by_generators() -> None:
+    """Registers fake kernels of :data:`BY_GENERATORS` that do not read symbolic bounds: torch runs the operators."""
+    from torch._subclasses import fake_impls
+
+    for op in BY_GENERATORS:
+        fake_impls.op_implementations_dict[op] = _without_generator
+
+
+def _without_generator(mode: Any, op: Any, *args: Any, generator: Any = None, **named: Any) -> Any:
+    with mode:
+        return BY_GENERATORS[op](*args, **named)
+
+
 def _by_python(kernel: Any, mode: Any, *args: Any, **named: Any) -> Any:
     with mode:
         return kernel(*args, **named)
@@ -60,6 +73,13 @@ FOR_SYMBOLS = _with_python_kernels(
 
 Their Python kernels give the same strides without. A scan of all operators with symbolic sizes found these.
 """
+
+
+BY_GENERATORS = {
+    torch.ops.aten.randint.generator: torch.ops.aten.randint.default,
+    torch.ops.aten.randint.low_generator: torch.ops.aten.randint.low,
+}
+"""Draws between bounds by a generator, with the operators without one."""
 
 
 def know_numbers() -> None:

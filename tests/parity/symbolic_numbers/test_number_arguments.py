@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -158,6 +159,19 @@ def test_a_number_that_crosses_a_limit_is_captured_once_on_each_side(power):
     for wanted, had in zip(history(step, step, values), history(step, compiled, values), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(wanted, had, strict=True))
     assert len(compiled.report().captures) == 8, str(compiled.report())
+
+
+def test_infinity_is_no_value_between_limits():
+    def step(x):
+        y = torch.linalg.vector_norm(x, State.value)
+        y.backward()
+        return y.detach()
+
+    values = (3.0, 3.5, 4.0, math.inf, 5.0)
+    compiled = sidefx_train.compile(step, backend="eager")
+    for wanted, had in zip(history(step, step, values), history(step, compiled, values), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(wanted, had, strict=True))
+    assert len(compiled.report().captures) == 3, str(compiled.report())
 
 
 def test_second_derivatives():

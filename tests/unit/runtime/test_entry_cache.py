@@ -17,12 +17,12 @@ from sidefx_train.compile.runtime.entry_cache import _AMORTIZED_AFTER, EntryCach
 class Entry:
     """What a cache needs of an entry."""
 
-    shared, dispatch = (), None
+    shared, dispatch, family = (), None, 0
 
-    def __init__(self, result, symbolic=False, guards=(), host_draws=True):
+    def __init__(self, result, symbolic=False, guards=(), host_draws=True, draw_decisions=0):
         self.replay = lambda args, kwargs: result
         self.guards = guards
-        specialization = SimpleNamespace(host_draws=host_draws)
+        specialization = SimpleNamespace(host_draws=host_draws, draw_decisions=draw_decisions)
         self.captured = SimpleNamespace(symbolic_sizes=symbolic, specialization=specialization)
 
 
@@ -46,6 +46,13 @@ def test_entries_in_parts_around_random_decisions_come_last():
     for name, symbolic, host_draws in (("parts", False, False), ("dynamic", True, True), ("new", False, True)):
         step.cache.add(Entry(name, symbolic, host_draws=host_draws))
     assert step.results() == ["new", "dynamic", "parts"]
+
+
+def test_of_entries_for_random_decisions_the_oldest_comes_first():
+    step = Step()
+    for name, decisions in (("usual", 0), ("rare", 1), ("rarest", 2), ("other object", 2), ("its rare", 3)):
+        step.cache.add(Entry(name, draw_decisions=decisions))
+    assert step.results() == ["other object", "its rare", "usual", "rare", "rarest"]
 
 
 def test_new_entries_come_first_and_dynamic_ones_last():

@@ -41,6 +41,7 @@ class Specialization:
         host_draws: random numbers that Python draws, or on which the step decides, are drawn before the graph runs.
         draw_decisions: number of captures that another decision on such a number caused.
         reads_draws: the step decides on numbers that torch draws on the CPU; the prologue reads them.
+        reads_dependent_draws: so it does on those whose bounds are numbers that change.
         foretells_draws: the graph will draw them as eager does, not from a generator of the backend.
         early_arrays: instructions, by code and index, that make arrays which a generator shuffles: before the graph.
         host_reads: values of inputs may be read before the graph runs.
@@ -79,6 +80,7 @@ class Specialization:
     host_draws: bool = True
     draw_decisions: int = 0
     reads_draws: bool = False
+    reads_dependent_draws: bool = False
     foretells_draws: bool = True
     early_arrays: frozenset[tuple[CodeType, int]] = frozenset()
     host_reads: bool = True

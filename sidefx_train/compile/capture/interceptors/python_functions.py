@@ -1,10 +1,11 @@
-"""Functions of Python's standard library: ``math.isfinite`` and its like, ``max``, ``min``, frames, loggers."""
+"""Functions of Python's standard library: ``math.isfinite``, ``max``, ``min``, frames, loggers, ``pickle.dumps``."""
 
 from __future__ import annotations
 
 import functools
 import logging
 import math
+import pickle
 import statistics
 import sys
 from collections.abc import Callable
@@ -176,3 +177,38 @@ def _number_method(fn: Any, world: TraceWorld, args: tuple[Any, ...], kwargs: di
 
 for _method in NUMBER_METHODS:
     registry.intercept(_method)(functools.partial(_number_method, _method))
+
+
+@registry.intercept(pickle.dumps)
+def _pickled(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Pickles plain values (libraries have such keys of their caches): no code of the program runs, and nothing
+    changes."""
+    if kwargs or len(args) != 1:
+        return ABSENT
+    world.touch(args[0])
+    found: list[Any] = []
+    return world.guarded(pickle.dumps, args, kwargs) if _is_pickled_by_value(args[0], found) else ABSENT
+
+
+_SHARED = frozenset((str, bytes, tuple, list, dict))
+"""Classes of which ``pickle`` writes an object once, and refers to it where it occurs again."""
+
+
+def _is_pickled_by_value(value: Any, found: list[Any]) -> bool:
+    """Returns True for numbers and strings, and containers of them, of which no two could be one object as well.
+
+    Args:
+        value: the value.
+        found: shared values before it; gets those in it.
+    """
+    kind = type(value)
+    if kind not in _SHARED or (kind is tuple and not value):
+        return kind in (int, float, bool, type(None), tuple)
+    if kind not in (str, bytes):
+        items = (*value.keys(), *value.values()) if kind is dict else value
+        if not all(_is_pickled_by_value(item, found) for item in items):
+            return False
+    if any(kind is type(each) and each == value for each in found):
+        return False
+    found.append(value)
+    return True

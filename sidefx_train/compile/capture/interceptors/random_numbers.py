@@ -21,7 +21,7 @@ from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecor
 from sidefx_train.compile.capture.shadows.records import TensorRecord
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common import trace_rules
-from sidefx_train.compile.common.host_draws import is_generator
+from sidefx_train.compile.common.draws.generator_states import is_generator
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
 

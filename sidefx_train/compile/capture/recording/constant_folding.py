@@ -43,6 +43,11 @@ def constant_of(tracer: GraphRecorder, node: fx.Node) -> torch.Tensor | None:
     return _computed(tracer, node, nodes)
 
 
+def may_be_constant(node: fx.Node) -> bool:
+    """Returns True if only constants lead to a node; something may have written to it."""
+    return _ancestors([node]) is not None
+
+
 def _computed(tracer: GraphRecorder, wanted: fx.Node, nodes: set[fx.Node]) -> torch.Tensor | None:
     """Returns what ``wanted`` is after ``nodes`` have run in the order of the graph."""
     results: dict[fx.Node, Any] = {}

@@ -40,7 +40,7 @@ from sidefx_train.compile.capture.recording.eager_parity.resize import enlarged,
 from sidefx_train.compile.capture.recording.eager_parity.undefined_gradients import undefined
 from sidefx_train.compile.capture.recording.eager_parity.view_history import check_strided
 from sidefx_train.compile.capture.recording.eager_parity.zero_tensors import ZeroTensors
-from sidefx_train.compile.capture.recording.number_probes import Probes
+from sidefx_train.compile.capture.recording.probes.number_probes import Probes
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.thread_warnings import no_warnings
 from sidefx_train.compile.graph.artifacts import CALLED, DERIVED, FORWARD, HIDDEN_FROM_AUTOGRAD, LINE, NO_GRAD

@@ -10,14 +10,13 @@ from torch import fx
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.common.type_checks import safe_isinstance
+from sidefx_train.compile.graph.derived_numbers import LARGE
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.recording.tracer import GraphTracer
 
 
 aten = torch.ops.aten
-
-_LARGE = 1e308
 
 
 def decided_by_algebra(tracer: GraphTracer, condition: Any) -> tuple[bool, list[Any]] | None:
@@ -54,7 +53,7 @@ def known_before(floats: list[Any]) -> bool:
 
 def rely_on_finite(floats: list[Any]) -> bool:
     """Guards outside numbers against NaN and infinity; returns False if one of them is not finite now."""
-    return all(bool(number <= _LARGE) and bool(number >= -_LARGE) for number in floats)
+    return all(bool(number <= LARGE) and bool(number >= -LARGE) for number in floats)
 
 
 def worked_out(tracer: GraphTracer, condition: Any) -> bool:

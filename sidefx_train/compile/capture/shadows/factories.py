@@ -23,7 +23,7 @@ from sidefx_train.compile.capture.shadows.containers.sets import SetRecord
 from sidefx_train.compile.capture.shadows.definition_tracking import IMMUTABLE_CLASS
 from sidefx_train.compile.capture.shadows.objects import weak_references
 from sidefx_train.compile.capture.shadows.records import Attributes, InstanceRecord, Record
-from sidefx_train.compile.common.host_draws import copy_of, is_plain_generator
+from sidefx_train.compile.common.draws.generator_states import copy_of, is_plain_generator
 from sidefx_train.compile.common.plain_values import (
     HEAP_TYPE,
     bounds_of,

@@ -67,7 +67,7 @@ from sidefx_train.compile.capture.shadows.records import (
 )
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.distributed_models import refuse_if_distributed
-from sidefx_train.compile.common.host_draws import is_state
+from sidefx_train.compile.common.draws.generator_states import is_state
 from sidefx_train.compile.common.host_programs import OF_NUMPY
 from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.plain_values import CONTAINERS, DEFINITIONS, is_derived, is_member_of_c_enum, is_plain

@@ -389,7 +389,9 @@ class Calls:
             self.world.answers_values = outer
 
     def _single(self, number: torch.SymFloat) -> Any:
-        """Returns a symbolic number rounded to float32; ``None`` if the prologue cannot compute it."""
+        """Returns a symbolic number rounded to float32; ``None`` if neither prologue nor graph can compute it."""
+        if compat.is_unbacked(number):
+            return torch.scalar_tensor(number, dtype=torch.float32).item()
         found = self.world.computed_numbers.call(as_single, (number,), {})
         return None if found is ABSENT else found
 
@@ -407,7 +409,9 @@ class Calls:
             numbers = any(type(value) is torch.SymFloat for value in (*args, *kwargs.values()))
             if not asks and (numbers or type(kwargs.get("correction")) is torch.SymInt):
                 with functions.running(program=False) if functions.in_program else nullcontext():
-                    fn, args, kwargs = self.tracer.proxy_mode.probes.given_to(fn, args, kwargs, self._single)
+                    fn, args, kwargs = self.tracer.proxy_mode.probes.given_to(
+                        fn, args, kwargs, self._single, self.world
+                    )
             fn, args = batched_products.expanded(fn, args)
             if type(fn) is types.FunctionType:
                 made = deferred_warnings.call_watched(self.world, fn, args, kwargs)

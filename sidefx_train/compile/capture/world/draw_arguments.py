@@ -14,7 +14,7 @@ from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import List
 from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
 from sidefx_train.compile.capture.world.symbolic_numbers.program_writer import ProgramWriter
-from sidefx_train.compile.common.host_draws import Computed, Drawn, Fetched, Joined, joined
+from sidefx_train.compile.common.draws.draw import Computed, Drawn, Fetched, Joined, joined
 from sidefx_train.compile.common.host_programs import HostProgram
 from sidefx_train.compile.common.type_checks import safe_isinstance
 

@@ -45,7 +45,7 @@ from sidefx_train.compile.capture.world.symbolic_numbers import host_functions
 from sidefx_train.compile.capture.world.symbolic_numbers.array_functions import computes_arrays
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common import trace_rules
-from sidefx_train.compile.common.host_draws import is_generator
+from sidefx_train.compile.common.draws.generator_states import is_generator
 from sidefx_train.compile.common.host_programs import OF_NUMPY
 from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.sentinels import ABSENT, transparent

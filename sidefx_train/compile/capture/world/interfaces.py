@@ -58,6 +58,9 @@ class CaptureWorldAPI(CaptureContext):
     def grant(self, condition: Any, holds: bool) -> bool: ...
 
     @abstractmethod
+    def grant_finite(self, number: Any, *, infinite: bool, nan: bool) -> bool: ...
+
+    @abstractmethod
     def native_call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
 
     @abstractmethod

@@ -22,19 +22,9 @@ from sidefx_train.compile.capture.world.draw_arguments import Arguments, can_fet
 from sidefx_train.compile.capture.world.symbolic_numbers.array_functions import MAKERS
 from sidefx_train.compile.capture.world.torch_draws import TorchDraws
 from sidefx_train.compile.common import trace_rules
-from sidefx_train.compile.common.host_draws import (
-    Draw,
-    Drawn,
-    Fetched,
-    HostDraws,
-    Reseeding,
-    Rewritten,
-    copy_of,
-    is_generator,
-    is_global,
-    is_plain_generator,
-    seed_default,
-)
+from sidefx_train.compile.common.draws.draw import Draw, Drawn, Fetched, Reseeding, Rewritten, TorchDraw, seed_default
+from sidefx_train.compile.common.draws.generator_states import copy_of, is_generator, is_global, is_plain_generator
+from sidefx_train.compile.common.draws.host_draws import HostDraws
 from sidefx_train.compile.common.host_programs import OF_NUMPY, ArrayCall
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
@@ -66,7 +56,7 @@ class RandomDraws:
 
     def __init__(self, world: CaptureWorldAPI) -> None:
         self._world, self._heap = world, world.heap
-        self._draws: list[Draw] = []
+        self._draws: list[Draw | TorchDraw] = []
         self._copies: dict[int, Any] = {}
         self._kept: list[Any] = []  # the table of shadows knows them by their ids
         self._ended = self._reads_arrays = False
@@ -74,7 +64,8 @@ class RandomDraws:
         self.reseeded: list[Reseeding] = []
         self.wants_early: set[tuple[types.CodeType, int]] = set()
         self._made: list[tuple[weakref.ref[Any], tuple[types.CodeType, int] | None]] = []
-        self.of_torch = TorchDraws(world.heap, self.values, self._number)
+        arguments = lambda: Arguments(world, self.holds)  # noqa: E731
+        self.of_torch = TorchDraws(world.heap, self.values, self._draws, self._number, arguments, self.seed_of)
 
     def end(self) -> None:
         """Draws nothing early from now on: a backward that is recorded next runs later, outside the step."""
@@ -83,7 +74,7 @@ class RandomDraws:
     def finish(self) -> HostDraws:
         """Returns the draws for the entry."""
         foretells = self._heap.specialization.foretells_draws
-        return HostDraws(tuple(self._draws), self.values, tuple(self.of_torch.calls), foretells)
+        return HostDraws(tuple(self._draws), self.values, foretells)
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], label: str = "") -> Any:
         """Calls a method of a generator early: ``function(*args, **kwargs)``.

@@ -227,6 +227,7 @@ class TraceWorld(CaptureWorldAPI):
 
     def refusal(self, error: BaseException) -> Unsupported | None:
         if safe_isinstance(error, compat.data_dependent_errors()):
+            self.random_draws.of_torch.want_read()
             self.host_reads.want(())
             return Unsupported("SFX101", "needs a value that exists only when the graph runs", None)
         if type(error) is RuntimeError and str(error) == compat.NOT_FOR_NUMPY:

@@ -89,6 +89,8 @@ def check_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
         compat.know_grouped_products()
     if func in compat.FOR_SYMBOLS:
         compat.know_kernels_for_symbols()
+    if func in compat.BY_GENERATORS:
+        compat.know_draws_by_generators()
     if func in compat.LAYOUTS:
         compat.know_layouts()
     if func in compat.RESAMPLING:

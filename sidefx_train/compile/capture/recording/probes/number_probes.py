@@ -25,9 +25,21 @@ import torch
 from torch import fx
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.recording.probes.trial_runs import (
+    ORDERS,
+    Stream,
+    constants_in,
+    is_explained,
+    reads_unknown,
+    specializes,
+    stream_of,
+    with_single,
+    with_values,
+)
+from sidefx_train.compile.capture.recording.probes.unknown_numbers import Assuming, Trials, Way
 from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.type_checks import safe_isinstance
-from sidefx_train.compile.graph.derived_numbers import BOUNDS, Derived, as_single, derived, derived_of_single
+from sidefx_train.compile.graph.derived_numbers import BOUNDS, LARGE, Derived, as_single, derived, derived_of_single
 from sidefx_train.compile.graph.number_arguments import replace_constants, takes_double
 from sidefx_train.errors import Unsupported
 
@@ -36,18 +48,12 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 Place = tuple[float, float]
-Stream = list[tuple[Any, ...]]
 
-_HIDING = frozenset({aten.lift_fresh.default, aten.lift.default, aten.lift_fresh_copy.default})
-"""Operations on tensors that Python or C++ code filled without the dispatcher."""
 _UNBOUNDED = 10.0
 """Probes above the largest finite bound, or below the smallest, are at most this far away."""
 _GOLDEN = 0.6180339887498949
 _PASSED_ON = (0.0, 1.0)
 """Where the probes lie whose values no code compares."""
-_ORDERS = 2
-"""Derivatives compared."""
-
 _POWERS = frozenset({"pow", "rpow", "float_power"})
 _BRANCHING = _POWERS | {
     "cumulative_trapezoid", "dist", "lerp", "linalg_norm", "linalg_vector_norm", "multi_margin_loss", "norm", "renorm",
@@ -66,6 +72,10 @@ _SHAPING = ("interpolate", "upsample", "arange", "range", "linspace", "logspace"
 """Functions that compute a size or a truth value with the number."""
 
 
+_DESCRIBED = (str, bool, type(None), tuple, list, torch.Size, torch.dtype, torch.device)
+"""Classes of arguments whose text says what they are."""
+
+
 class Probes:
     """The probes of one capture.
 
@@ -79,12 +89,13 @@ class Probes:
         self.symbols: dict[float, Callable[[], Any]] = {}
         self.awaited: set[float] = set()
         self._chosen: dict[tuple[fx.Node, Place], float] = {}
+        self._ways: dict[Any, tuple[bool, Way | None]] = {}
         self._count = 0
 
     # --- calls
 
     def given_to(
-        self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], single: Callable[[Any], Any]
+        self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], single: Callable[[Any], Any], world: Assuming
     ) -> tuple[Any, Any, Any]:
         """Returns a call with probes in place of its symbolic floats; unchanged where that is not needed, or wrong.
 
@@ -93,6 +104,7 @@ class Probes:
             args: its arguments.
             kwargs: the same, by name.
             single: rounds a symbolic float to float32; ``None`` if it cannot.
+            world: assumes what is needed of a number that only the graph knows.
         """
         if str(getattr(fn, "__name__", "")) in _VARIANCES and type(kwargs.get("correction")) is torch.SymInt:
             kwargs = {**kwargs, "correction": torch.sym_float(kwargs["correction"])}
@@ -103,11 +115,15 @@ class Probes:
         numbers = _numbers(fn, args, kwargs)
         if not numbers:
             return call
+        if any(map(compat.is_unbacked, numbers)):
+            if len(numbers) > 1 or compat.inside_transform():
+                return call
+            return self._probed_unknown(fn, numbers[0], args, kwargs, single, world) or call
         if not compat.inside_transform() and (probed := self._probed(fn, numbers, args, kwargs, single)) is not None:
             return probed
         name = str(fn.__name__).strip("_")
         if name in _VARIANCES or (name in _POWERS and compat.POWERS_HIDE_NUMBER):
-            return (fn, *_with(numbers, [float(number) for number in numbers], (args, kwargs)))
+            return (fn, *with_values(numbers, [float(number) for number in numbers], (args, kwargs)))
         return call
 
     def given_to_dtensors(self, args: Any, kwargs: Any) -> tuple[Any, Any, bool]:
@@ -166,23 +182,23 @@ class Probes:
         sizes = _sizes((*args, *kwargs.values()))
         if sizes is None or len(between) < len(numbers):
             return None
-        if not of_variance and not _specializes(fn, numbers, args, kwargs):
+        if not of_variance and not specializes(fn, numbers, args, kwargs):
             return None
         streams, constants, tried = [], [], []
         for _ in range(2):
             values = self._new(numbers, between)
             try:
-                streams.append(_stream(fn, *_with(numbers, values, (args, kwargs))))
+                streams.append(stream_of(fn, *with_values(numbers, values, (args, kwargs))))
             except Exception:  # the call raises, or a derivative does: as without a probe
                 return None
             tried.append(values)
             constants.append([derived(value, sizes, totals) for value in values])
         rounded: list[Any] = []
-        if not _explained(*streams, *constants):
+        if not is_explained(*streams, *constants):
             constants = [
-                [_with_single(*each) for each in zip(*pair, strict=True)] for pair in zip(tried, constants, strict=True)
+                [with_single(*each) for each in zip(*pair, strict=True)] for pair in zip(tried, constants, strict=True)
             ]
-            if not _explained(*streams, *constants):
+            if not is_explained(*streams, *constants):
                 return None
             rounded = list(map(single, numbers))
             if None in rounded:
@@ -198,20 +214,70 @@ class Probes:
         for value, number in zip(chosen, rounded, strict=False):
             self._note(derived_of_single(value), number)
         _guard(numbers, between, compared)
-        return (fn, *_with(numbers, chosen, (args, kwargs)))
+        return (fn, *with_values(numbers, chosen, (args, kwargs)))
+
+    def _probed_unknown(
+        self,
+        fn: Any,
+        number: torch.SymFloat,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        single: Callable[[Any], Any],
+        world: Assuming,
+    ) -> Any:
+        """Returns a call with a probe in place of a number that only the graph knows; ``None`` in the same cases.
+
+        If no probe is right, and a derivative would read the number, the call does: the capture can stop there.
+        """
+        sizes = _sizes((*args, *kwargs.values()))
+        if sizes is None:
+            return None
+        reads, way = self._way_of(fn, number, args, kwargs, sizes)
+        rounded = single(number) if way is not None and way.rounded else None
+        if way is None or (way.rounded and rounded is None) or not way.assume(number, world):
+            return (fn, *with_values([number], [float(number)], (args, kwargs))) if reads else None
+        [chosen] = self._chosen_for([number], [way.place])
+        if rounded is not None:
+            self._note(derived_of_single(chosen), rounded)
+        self._note(derived(chosen, sizes), number)
+        return (fn, *with_values([number], [chosen], (args, kwargs)))
+
+    def _way_of(
+        self, fn: Any, number: torch.SymFloat, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: frozenset[int]
+    ) -> tuple[bool, Way | None]:
+        """Returns whether a call or its derivative reads a number that only the graph knows, and the way that C++ code
+        takes if it does, or the second derivative."""
+        call = args, kwargs
+        key = fn, tuple(kwargs), _described(number, (*args, *kwargs.values()))
+        if key not in self._ways:
+
+            def run(value: float) -> Stream | None:
+                try:
+                    return stream_of(fn, *with_values([number], [value], call))
+                except Exception:  # as without a probe
+                    return None
+
+            way = None
+            if reads_unknown(fn, number, args, kwargs, ORDERS):
+                trials = Trials(run, lambda value: derived(value, sizes), self._new_between)
+                way = trials.way(_limits(str(fn.__name__), args, kwargs))
+            self._ways[key] = way is None and reads_unknown(fn, number, args, kwargs, 1), way
+        return self._ways[key]
+
+    def _new_between(self, place: Place) -> float:
+        """Returns a new probe."""
+        low, high = place
+        self._count += 1
+        part = 0.05 + 0.9 * math.modf(self._count * _GOLDEN)[0]
+        if math.isinf(high):
+            return low + _UNBOUNDED * part
+        return high - _UNBOUNDED * part if math.isinf(low) else low + (high - low) * part
 
     def _new(self, numbers: list[torch.SymFloat], between: list[Place]) -> list[float]:
         """Returns new probes, in the order of the numbers."""
-        values = []
-        for low, high in between:
-            self._count += 1
-            part = 0.05 + 0.9 * math.modf(self._count * _GOLDEN)[0]
-            if math.isinf(high):
-                values.append(low + _UNBOUNDED * part)
-            elif math.isinf(low):
-                values.append(high - _UNBOUNDED * part)
-            else:
-                values.append(low + (high - low) * part)
+        values = list(map(self._new_between, between))
+        if len(numbers) == 1:
+            return values
         ranks = sorted(range(len(numbers)), key=lambda i: float(compat.hint_of(numbers[i])))
         return [value for _, value in sorted(zip(ranks, sorted(values), strict=True))]
 
@@ -233,7 +299,7 @@ class Probes:
         """Returns the constants among the arguments that stand for symbolic numbers."""
         if not self.symbols:
             return []
-        found = [value for value in _constants((args, kwargs)) if type(value) is float and value in self.symbols]
+        found = [value for value in constants_in((args, kwargs)) if type(value) is float and value in self.symbols]
         self.awaited.difference_update(found)
         return found
 
@@ -268,7 +334,7 @@ def _numbers(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tor
         reads = reads_numbers(name)
     if not (trace_rules.is_torch_callable(fn) or any(isinstance(value, torch.Tensor) for value in given)):
         return []  # arithmetic of numbers: ``pow``
-    if not numbers or not reads or any(map(compat.is_unbacked, numbers.values())):
+    if not numbers or not reads:
         return []
     if name in _DERIVED_ONLY and not (
         torch.is_grad_enabled() and any(isinstance(value, torch.Tensor) and value.requires_grad for value in given)
@@ -306,12 +372,6 @@ def _reduced(x: Any, dim: Any = None, **_: Any) -> frozenset[int]:
     return frozenset({math.prod(sizes)}) if all(type(size) is int for size in sizes) else frozenset()
 
 
-def _with_single(value: float, known: dict[float, Derived]) -> dict[float, Derived]:
-    """Adds what is computed from a probe rounded to float32."""
-    single = derived_of_single(value)
-    return {**known, **single} if known.keys().isdisjoint(single) else known
-
-
 def _limits(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[float]:
     """Returns what C++ code may compare the numbers of a call with: its other numbers too."""
     if _resamples(name):
@@ -319,6 +379,21 @@ def _limits(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[fl
     given = {float(value) for value in (*args, *kwargs.values()) if type(value) is float and value == value}
     of_kernels = {_LEAST_EPS} if name.strip("_").endswith(_NORMS) and _is_on_gpu((*args, *kwargs.values())) else set()
     return sorted({*BOUNDS, *given, *of_kernels})
+
+
+def _described(number: torch.SymFloat, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns what a trial run with arguments depends on."""
+    first: dict[int, int] = {}
+
+    def described(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            layout = tuple(map(str, (value.shape, value.stride(), value.dtype, value.device)))
+            return *layout, value.requires_grad, first.setdefault(id(value), len(first))
+        if value is number:
+            return "number"
+        return type(value), repr(value) if type(value) in (*compat.NUMBERS, *_DESCRIBED) else id(value)
+
+    return torch.is_grad_enabled(), *map(described, given)
 
 
 def _is_on_gpu(given: tuple[Any, ...]) -> bool:
@@ -343,12 +418,6 @@ def _sizes(given: tuple[Any, ...]) -> frozenset[int] | None:
     return frozenset(found)
 
 
-def _with(numbers: list[Any], values: list[Any], given: Any) -> Any:
-    args, kwargs = given
-    instead = {id(number): value for number, value in zip(numbers, values, strict=True)}
-    return tuple(instead.get(id(a), a) for a in args), {name: instead.get(id(a), a) for name, a in kwargs.items()}
-
-
 # --- order and guards
 
 
@@ -362,143 +431,13 @@ def _in_order(numbers: list[torch.SymFloat], values: list[float]) -> bool:
 
 
 def _guard(numbers: list[torch.SymFloat], between: list[Place], compared: bool) -> None:
-    """Guards that the numbers stay between their limits, and in their order if they are compared with each other."""
+    """Guards that the numbers stay between their limits, and in their order if they are compared with each other.
+
+    Infinity is a limit, too: the derivative of a norm is another one there.
+    """
     for number, (low, high) in zip(numbers, between, strict=True):
-        if not math.isinf(low):
-            bool(number > low)
-        if not math.isinf(high):
-            bool(number < high)
+        bool(number >= -LARGE if math.isinf(low) else number > low)
+        bool(number <= LARGE if math.isinf(high) else number < high)
     for a, b in combinations(numbers, 2) if compared else ():
         bool(a < b)
         bool(a > b)
-
-
-# --- trial runs
-
-
-class _Listener(compat.TorchDispatchMode):
-    """Notes operations, their constants and the sizes of their results."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stream: Stream = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _HIDING:
-            raise TypeError(f"{func} of a tensor that may hold a probe")
-        made = func(*args, **(kwargs or {}))
-        shapes = [tuple(map(str, t.shape)) for t in _tensors(made)]
-        self.stream.append((func, *_constants((args, kwargs or {})), *shapes))
-        return made
-
-
-def _specializes(fn: Any, numbers: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Returns True if a call, or its derivative, turns a symbolic number into a constant, or into a tensor.
-
-    From torch 2.14 on, the derivative of ``pow`` does the latter: other operations than eager's, which round otherwise.
-    """
-    env = compat.new_shape_env()
-    hints = [float(compat.hint_of(number)) for number in numbers]
-    others = [compat.new_symbolic_number(env, hint, "trial") for hint in hints]
-    try:
-        symbolic = _stream(fn, *_with(numbers, others, (args, kwargs)))
-        if any(compat.is_equality(condition) for condition in compat.recorded_conditions(env)):
-            return True
-        eager = _stream(fn, *_with(numbers, hints, (args, kwargs)))
-    except Exception:
-        return True
-    return [op for op, *_ in symbolic] != [op for op, *_ in eager]
-
-
-def _stream(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Stream:
-    """Runs a call on new fake tensors, with derivatives, and returns its operations."""
-    stream: Stream = []
-    for create_graph in (False, True):
-        leaves: dict[int, torch.Tensor] = {}
-
-        def new(value: Any, leaves: dict[int, torch.Tensor] = leaves) -> Any:
-            if not isinstance(value, torch.Tensor):
-                return value
-            if id(value) not in leaves:
-                with torch.no_grad():
-                    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-                leaves[id(value)] = made.requires_grad_(value.requires_grad)
-            leaf = leaves[id(value)]
-            return leaf.clone() if leaf.requires_grad else leaf  # a leaf could not be written
-
-        own_hooks = torch.autograd.graph.saved_tensors_hooks(_unchanged, _unchanged)  # not those of a checkpoint
-        with compat.no_recording(), own_hooks, _Listener() as listener:
-            out = fn(*map(new, args), **{name: new(value) for name, value in kwargs.items()})
-            if not all(isinstance(t, (torch.Tensor, type(None))) for t in _items(out)):
-                raise TypeError(f"{fn} returns a number")  # which would be computed from the probe
-            outs = [t for t in _tensors(out) if t.requires_grad]
-            wanted = [leaf for leaf in leaves.values() if leaf.requires_grad]
-            for order in range(_ORDERS if create_graph else 1):
-                if not outs or not wanted:
-                    break
-                given = [torch.empty_like(t, requires_grad=create_graph) for t in outs]
-                try:
-                    grads = torch.autograd.grad(outs, wanted, given, create_graph=create_graph, allow_unused=True)
-                except RuntimeError as error:  # also NotImplementedError
-                    if order and "derivative" in str(error):
-                        break  # the program could not compute it either
-                    raise
-                outs = [g for g in grads if g is not None and g.requires_grad]
-                wanted = [*wanted, *given]
-        stream += listener.stream
-    return stream
-
-
-def _explained(first: Stream, second: Stream, known: list[Any], again: list[Any]) -> bool:
-    """Returns True if two runs differ only in constants that are the same function of their probes, and in each of
-    them."""
-    if len(first) != len(second):
-        return False
-    before, after = _names(known), _names(again)
-    seen: set[int] = set()
-    for one, other in zip(first, second, strict=True):
-        if len(one) != len(other):
-            return False
-        for a, b in zip(one, other, strict=True):
-            if type(a) is not type(b):
-                return False
-            if a != b:
-                common = before.get(a, set()) & after.get(b, set())
-                if not common:
-                    return False
-                seen |= {number for number, _ in common}
-    return len(seen) == len(known)  # another number may be hidden in a tensor that C++ code makes
-
-
-def _names(known: list[dict[float, Derived]]) -> dict[float, set[tuple[int, str]]]:
-    """Returns the names of constants, with the position of their number."""
-    return {
-        constant: {(i, name) for name in names}
-        for i, table in enumerate(known)
-        for constant, (_, names) in table.items()
-    }
-
-
-def _constants(value: Any) -> list[Any]:
-    """Returns the numbers in nested arguments, and the type of everything else."""
-    if isinstance(value, dict):
-        value = tuple(value.values())
-    if isinstance(value, (list, tuple)):
-        return [constant for item in value for constant in _constants(item)]
-    if type(value) in compat.SYMBOLS:
-        return [str(compat.symbol_of(value))]
-    if type(value) in (int, float, bool, str) or isinstance(value, torch.dtype):
-        return [value]
-    return [type(value).__name__]
-
-
-def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
-def _items(made: Any) -> tuple[Any, ...]:
-    return tuple(made) if isinstance(made, (list, tuple)) else (made,)
-
-
-def _tensors(made: Any) -> list[torch.Tensor]:
-    return [t for t in _items(made) if isinstance(t, torch.Tensor)]

@@ -1,4 +1,4 @@
-"""Draws before a replay, and taking them back (`compile/common/host_draws.py`)."""
+"""Draws before a replay, and taking them back (`compile/common/draws/host_draws.py`)."""
 
 from __future__ import annotations
 
@@ -8,15 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from sidefx_train.compile.common.host_draws import (
-    Draw,
-    EmptyTensor,
-    HostDraws,
-    TorchDraw,
-    copy_of,
-    is_generator,
-    is_global,
-)
+from sidefx_train.compile.common.draws.draw import Draw, EmptyTensor, TorchDraw
+from sidefx_train.compile.common.draws.generator_states import copy_of, is_generator, is_global
+from sidefx_train.compile.common.draws.host_draws import HostDraws
 
 MISS = object()
 GENERATORS = [random.Random(1), np.random.RandomState(1), np.random.default_rng(1)]
@@ -69,12 +63,8 @@ def test_only_exact_classes():
 def test_numbers_of_torch_are_foretold_or_drawn_for_good(foretells):
     aten = torch.ops.aten
     mask = TorchDraw(None, aten.bernoulli_.float, (EmptyTensor((3, 5), (1, 3), torch.float32), 0.5), {})
-    made = HostDraws(
-        (),
-        [0.0, 0],
-        (mask, TorchDraw(0, aten.rand.default, ([],), {}), TorchDraw(1, aten.randint.low, (0, 9, [1]), {})),
-        foretells,
-    )
+    number, place = TorchDraw(0, aten.rand.default, ([],), {}), TorchDraw(1, aten.randint.low, (0, 9, [1]), {})
+    made = HostDraws((mask, number, place), [0.0, 0], foretells)
     torch.manual_seed(5)
     before = torch.get_rng_state()
     torch.empty(5, 3).t().bernoulli_(0.5)

@@ -1,0 +1,1 @@
+"""Random numbers that the prologue of a step draws."""

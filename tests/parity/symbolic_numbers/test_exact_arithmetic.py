@@ -96,6 +96,36 @@ def test_the_sign_of_a_zero_in_c_code(fn, values):
     assert outcomes(step, values)[0] == outcomes(step, values, None)[0]
 
 
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda x, b: x * 2 if b % 1 else x - 1,
+        lambda x, b: x * 2 if b % 2.0 > 1 else x - 1,
+        lambda x, b: x * 2 if 7.5 % b > 1.25 else x - 1,
+        lambda x, b: x * 2 if math.fmod(b, 1.0) else x - 1,
+        lambda x, b: x * (b - 2.5 and b),
+    ],
+)
+def test_decisions_on_remainders(step):
+    """Torch bounds the remainder of a float as if it were an integer: of 1 it is 0."""
+    values = [1.0, 0.5, 2.0, 1.5, 3.25, -0.75, 2.5, 0.25]
+    assert outcomes(step, values)[0] == outcomes(step, values, None)[0]
+
+
+def test_a_negative_zero_that_decides():
+    def step(x, a):
+        return x * (a and 2.0)
+
+    def of_a_remainder(x, a):
+        return x * (a % -2.5 and 1.0)
+
+    for run, values in (
+        (step, [-7.0, 2.0, -0.0, 0.0, -0.0, 1.0]),
+        (of_a_remainder, [1.0, 2.0, -2.5, -5.0, 3.0, -2.5]),
+    ):
+        assert outcomes(run, values)[0] == outcomes(run, values, None)[0]
+
+
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 @pytest.mark.parametrize(
     "step",

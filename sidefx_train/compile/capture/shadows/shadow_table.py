@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.guards.guard import same_value
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.guards.specialization import Specialization
 from sidefx_train.compile.capture.guards.storage_guards import StorageSharing
@@ -394,7 +395,7 @@ class ShadowTable(ShadowTableAPI):
         symbolic = symbolic or source.is_picked
         if not symbolic and safe_isinstance(real, float):
             symbolic = self.below(source, self._symbolic_roots) or (self.is_part and source.from_arguments)
-        if not symbolic or not math.isfinite(real):  # sympy has no NaN
+        if not symbolic or not math.isfinite(real) or same_value(real, -0.0):  # sympy has no NaN and no negative zero
             self.guard("equal", source, real)
             return real
         self.guard("type", source, type(real))

@@ -200,7 +200,7 @@ class Operators:
             by_value = (name not in _SUBSCRIPTS and number_subclasses.needs_value(args)) or (
                 name in _COMPARES and any(type(value) is torch.SymBool for value in args)
             )
-            by_value = by_value or (name in _OF_NUMBERS and _with_infinity(args))
+            by_value = by_value or (name in _OF_NUMBERS and _with_infinity(name, args))
             by_value = by_value or operator_raises(self.world, name, args) or needs_values(self.world, name, args)
             taken_from = name in ("getitem", "setitem") and safe_isinstance(first, (list, tuple, deque))
             if not by_value and not taken_from:
@@ -384,10 +384,15 @@ def _with_nan(operands: tuple[Any, ...]) -> bool:
     return is_number and any(type(value) is float and value != value for value in operands)
 
 
-def _with_infinity(operands: tuple[Any, ...]) -> bool:
-    """Returns True for a changing number and a known one that is not finite: sympy takes the other for finite."""
-    is_number = any(type(value) in _CHANGING for value in operands)
-    return is_number and any(type(value) is float and not math.isfinite(value) for value in operands)
+def _with_infinity(name: str, operands: tuple[Any, ...]) -> bool:
+    """Returns True for a changing number and a known one that is not finite: sympy takes the other for finite.
+
+    A comparison of a number that only the graph knows is decided where the program branches on it.
+    """
+    changing = [value for value in operands if type(value) in _CHANGING]
+    if not changing or (name in _ORDERS_NUMBERS and any(map(compat.is_unbacked, changing))):
+        return False
+    return any(type(value) is float and not math.isfinite(value) for value in operands)
 
 
 def _is_place(value: Any) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.guards.guard import same_value
 from sidefx_train.compile.capture.world.symbolic_numbers.program_writer import ProgramWriter
 from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.host_programs import OF_NUMPY, HostProgram, NumberCall, PythonCall, Slot, Step
@@ -110,6 +111,9 @@ class ComputedNumbers:
             )
         if type(value) in (bool, np.bool_):
             heap.guard("is", source, value)
+            return value
+        if same_value(value, -0.0):  # sympy has no negative zero
+            heap.guard("equal", source, value)
             return value
         heap.guard("type", source, type(value))
         return heap.number_of_numpy(value, source) if type(value) in OF_NUMPY else heap.length(value, source)

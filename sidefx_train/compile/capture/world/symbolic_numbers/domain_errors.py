@@ -59,8 +59,11 @@ def operator_raises(world: CaptureContext, name: str, args: tuple[Any, ...]) -> 
 
 
 def needs_values(world: CaptureContext, name: str, args: tuple[Any, ...]) -> bool:
-    """Returns True for an operation whose symbolic form differs: of floats, torch divides before it takes the floor;
-    sympy's power of integers has no bounds for a negative base, and no code in C++."""
+    """Returns True for an operation whose symbolic form differs.
+
+    Of floats, torch divides before it takes the floor, and bounds a remainder as if it were an integer. Sympy's power
+    of integers has no bounds for a negative base, and no code in C++.
+    """
     of_integers = len(args) == 2 and type(args[0]) in (int, torch.SymInt) and type(args[1]) is torch.SymInt
     if of_integers and name in _POWERS and not compat.is_unbacked(args[1]):
         return True
@@ -75,7 +78,7 @@ def needs_values(world: CaptureContext, name: str, args: tuple[Any, ...]) -> boo
             _check_power(world, *args)
             return False
         return not _asked(world, args[0] >= 0)
-    return name in ("floordiv", "ifloordiv")
+    return name in ("floordiv", "ifloordiv", "mod", "imod")
 
 
 def _check_power(world: CaptureContext, base: Any, exponent: Any) -> None:

@@ -367,7 +367,7 @@ from sidefx_train.torch_compat.symbols import UNHASHABLE_NUMBER as UNHASHABLE_NU
 from sidefx_train.torch_compat.symbols import comes_from_float as comes_from_float
 from sidefx_train.torch_compat.symbols import deferred_conditions as deferred_conditions
 from sidefx_train.torch_compat.symbols import dimension_of as dimension_of
-from sidefx_train.torch_compat.symbols import forgets_float as forgets_float
+from sidefx_train.torch_compat.symbols import forgets_symbol as forgets_symbol
 from sidefx_train.torch_compat.symbols import has_integers_only as has_integers_only
 from sidefx_train.torch_compat.symbols import has_unbacked_sizes as has_unbacked_sizes
 from sidefx_train.torch_compat.symbols import hint_of as hint_of

@@ -119,16 +119,23 @@ def comes_from_float(number: torch.SymInt) -> bool:
     return any(symbol_is_type(symbol, SymT.FLOAT) for symbol in number.node.expr.free_symbols)
 
 
-def forgets_float(operands: tuple[Any, ...], result: Any) -> bool:
-    """Returns True if the result of an operator does not depend on one of its symbolic floats, in sympy's view.
+def forgets_symbol(operands: tuple[Any, ...], result: Any) -> bool:
+    """Returns True if the result of an operator on floats does not depend on one of its symbols, in sympy's view.
 
-    Sympy takes symbols for finite numbers: ``x * 0`` and ``x - x`` are zero, ``x == x`` is true.
+    Sympy takes symbols for finite numbers and has one zero: ``x * 0`` and ``x - x`` are zero, ``x == x`` is true. A
+    number that only the graph knows is not asked for.
     """
-    if type(result) not in (*SYMBOLS, int, float, bool):
+    kinds = (torch.SymFloat,) if type(result) in (int, torch.SymInt) else (torch.SymFloat, torch.SymInt)
+    if type(result) not in (*SYMBOLS, int, float, bool) or not any(
+        type(x) in (float, torch.SymFloat) for x in operands
+    ):
         return False
-    before = {symbol for each in operands if type(each) is torch.SymFloat for symbol in each.node.expr.free_symbols}
+    before = {symbol for each in operands if type(each) in kinds for symbol in each.node.expr.free_symbols}
     kept = result.node.expr.free_symbols if type(result) in SYMBOLS else ()
-    return any(symbol_is_type(symbol, SymT.FLOAT) for symbol in before.difference(kept))
+    return any(not symbol_is_type(symbol, _UNBACKED) for symbol in before.difference(kept))
+
+
+_UNBACKED = (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)
 
 
 def is_unbacked(number: Any) -> bool:

@@ -205,7 +205,7 @@ class Operators:
             taken_from = name in ("getitem", "setitem") and safe_isinstance(first, (list, tuple, deque))
             if not by_value and not taken_from:
                 made = self.world.calls.run_native(builtin_methods.OPERATORS[name], args, {})
-                by_value = name in _OF_NUMBERS and compat.forgets_float(args, made)
+                by_value = name in _OF_NUMBERS and compat.forgets_symbol(args, made)
                 if not by_value:
                     return made
             if by_value:

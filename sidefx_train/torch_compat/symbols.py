@@ -125,11 +125,10 @@ def forgets_symbol(operands: tuple[Any, ...], result: Any) -> bool:
     Sympy takes symbols for finite numbers and has one zero: ``x * 0`` and ``x - x`` are zero, ``x == x`` is true. A
     number that only the graph knows is not asked for.
     """
-    kinds = (torch.SymFloat,) if type(result) in (int, torch.SymInt) else (torch.SymFloat, torch.SymInt)
-    if type(result) not in (*SYMBOLS, int, float, bool) or not any(
-        type(x) in (float, torch.SymFloat) for x in operands
-    ):
+    of_floats = any(type(each) in (float, torch.SymFloat) for each in operands)
+    if not of_floats or type(result) not in (*SYMBOLS, int, float, bool):
         return False
+    kinds = (torch.SymFloat,) if type(result) in (int, torch.SymInt) else (torch.SymFloat, torch.SymInt)
     before = {symbol for each in operands if type(each) in kinds for symbol in each.node.expr.free_symbols}
     kept = result.node.expr.free_symbols if type(result) in SYMBOLS else ()
     return any(not symbol_is_type(symbol, _UNBACKED) for symbol in before.difference(kept))

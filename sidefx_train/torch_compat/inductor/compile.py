@@ -125,7 +125,25 @@ def inductor_passes(module: fx.GraphModule, finds_attention: bool = True) -> fx.
 
     module = without_common_subexpressions(module)
     with nullcontext() if finds_attention or not enabled("idle_patterns") else without_idle_patterns(module):
-        return cast(fx.GraphModule, compile_fx._recursive_joint_graph_passes(module))
+        lowered = cast(fx.GraphModule, compile_fx._recursive_joint_graph_passes(module))
+    _drop_unused_draws(lowered.graph)
+    return lowered
+
+
+def _drop_unused_draws(graph: fx.Graph) -> None:
+    """Erases seeds of random numbers that nothing uses: the prologue has drawn them.
+
+    Upstream: the code fills a seed into a buffer that it does not allocate, as no kernel reads it. Seen in torch 2.15.
+    """
+    prims = torch.ops.prims
+    seeds = (prims.inductor_seeds.default, prims.inductor_lookup_seed.default)
+    drawn: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.target in seeds or not drawn.isdisjoint(node.all_input_nodes):
+            drawn.add(node)
+    for node in reversed(list(graph.nodes)):
+        if node in drawn and not node.users and (node.target in seeds or not node.is_impure()):
+            graph.erase_node(node)
 
 
 def inductor_compile(module: fx.GraphModule, example_inputs: list[Any], static: list[int]) -> tuple[Any, str]:

@@ -411,7 +411,12 @@ def number_function(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwarg
         return values[0] / values[1] if fn is math.log and len(values) == 2 else values[0]
     if fn is math.pow:
         return torch.sym_float(args[0]) ** torch.sym_float(args[1])
-    return _computed(world, fn, args) if fn in _OF_FLOATS else world.computed_numbers.call(fn, args, kwargs)
+    known = fn in _OF_FLOATS and fn not in _TO_INTEGER and not any(map(_is_of_graph, args))
+    return _computed(world, fn, args) if known else world.computed_numbers.call(fn, args, kwargs)
+
+
+def _is_of_graph(value: Any) -> bool:
+    return safe_isinstance(value, compat.SYMBOLS) and compat.is_unbacked(value)
 
 
 def _computed(world: CaptureContext, fn: Any, args: tuple[Any, ...]) -> Any:

@@ -78,7 +78,9 @@ def needs_values(world: CaptureContext, name: str, args: tuple[Any, ...]) -> boo
             _check_power(world, *args)
             return False
         return not _asked(world, args[0] >= 0)
-    return name in ("floordiv", "ifloordiv", "mod", "imod")
+    if name in ("mod", "imod"):
+        return not any(safe_isinstance(value, _SYMBOLIC) and compat.is_unbacked(value) for value in args)
+    return name in ("floordiv", "ifloordiv")
 
 
 def _check_power(world: CaptureContext, base: Any, exponent: Any) -> None:

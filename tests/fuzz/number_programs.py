@@ -23,6 +23,7 @@ CALLS = 8
 _INTEGERS = (0, 1, -1, 2, 3, 5, -7, 10, 64, 1000, 2**31, -(2**33))
 _FLOATS = (0.0, -0.0, 0.1, -2.5, 0.5, 1.5, 3.0, -7.0, 1e10, 1e-7, 1e300, math.inf, -math.inf, math.nan)
 _LITERALS = ("0", "1", "2", "-1", "-3", "7", "0.5", "-0.0", "0.0", "2.0", "math.inf", "-math.inf", "True", "False")
+_OF_INTEGERS = ("&", "|", "^", "<< 3 >>")
 _INFIX = ("+", "-", "*", "/", "//", "%", "<", "<=", "==", "!=", ">", ">=", "and", "or")
 _CALLS = ("min", "max", "math.fmod", "math.copysign", "math.atan2", "math.hypot", "math.isclose")
 _UNARY = (
@@ -38,15 +39,15 @@ _USES = (
 )
 
 
-def _expression(choose: random.Random, depth: int) -> str:
+def _expression(choose: random.Random, depth: int, infix: tuple[str, ...]) -> str:
     if not depth or choose.random() < 0.15:
         return choose.choice(("a", "a", "b", "b", "c")) if choose.random() < 0.75 else choose.choice(_LITERALS)
-    left, right, last = (_expression(choose, depth - 1) for _ in range(3))
+    left, right, last = (_expression(choose, depth - 1, infix) for _ in range(3))
     kind = choose.random()
     if kind < 0.3:
         return f"({choose.choice(_UNARY)}({left}))"
     if kind < 0.7:
-        return f"(({left}) {choose.choice(_INFIX)} ({right}))"
+        return f"(({left}) {choose.choice(infix)} ({right}))"
     if kind < 0.85:
         return f"{choose.choice(_CALLS)}({left}, {right})"
     return choose.choice(
@@ -62,9 +63,10 @@ def _expression(choose: random.Random, depth: int) -> str:
 def from_seed(seed: int) -> tuple[str, list[tuple[Any, ...]]]:
     """Returns the program of a seed, and the numbers of its calls."""
     choose = random.Random(seed)
-    expression, use = _expression(choose, choose.choice((1, 2, 2, 3))), choose.choice(_USES)
+    infix = _INFIX if seed % 3 else (*_INFIX, *_OF_INTEGERS)
+    expression, use = _expression(choose, choose.choice((1, 2, 2, 3)), infix), choose.choice(_USES)
     source = f"def step(x, a, b, c):\n    r = {expression}\n    {use}\n"
-    kinds = [choose.choice((_INTEGERS, _FLOATS)) for _ in range(2)] + [_INTEGERS]
+    kinds = [choose.choice((_INTEGERS, _FLOATS if seed % 3 else _INTEGERS)) for _ in range(2)] + [_INTEGERS]
     return source, [tuple(map(choose.choice, kinds)) for _ in range(CALLS)]
 
 

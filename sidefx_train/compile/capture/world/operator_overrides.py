@@ -198,7 +198,8 @@ class Operators:
                         else self.world.calls.run_native(builtin_methods.OPERATORS[name], (view, ..., args[2]), {})
                     )
             by_value = (name not in _SUBSCRIPTS and number_subclasses.needs_value(args)) or (
-                name in _COMPARES and any(type(value) is torch.SymBool for value in args)
+                any(type(value) is torch.SymBool for value in args)
+                and (name in _COMPARES or (name in _BITWISE and not all(map(_is_truth, args))))
             )
             by_value = by_value or (name in _OF_NUMBERS and _with_infinity(name, args))
             by_value = by_value or operator_raises(self.world, name, args) or needs_values(self.world, name, args)
@@ -384,6 +385,10 @@ def _with_nan(operands: tuple[Any, ...]) -> bool:
     return is_number and any(type(value) is float and value != value for value in operands)
 
 
+def _is_truth(value: Any) -> bool:
+    return type(value) is bool or type(value) is torch.SymBool
+
+
 def _with_infinity(name: str, operands: tuple[Any, ...]) -> bool:
     """Returns True for a changing number and a known one that is not finite: sympy takes the other for finite.
 
@@ -415,6 +420,8 @@ _OF_NUMBERS = frozenset({*_ARITHMETIC, *(f"i{name.strip('_')}" for name in _ARIT
 """Operators that take a truth value as the number that it is."""
 _COMPARES = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "invert", "xor"})
 """Operators that torch's symbolic booleans do not support, or not like Python."""
+_BITWISE = frozenset({"and_", "or_", "iand", "ior"})
+"""Operators that make a truth value of two, and an integer of one and another number."""
 _UNIONS = frozenset({"or_", "ior"})
 _SHALLOW = frozenset({"getitem", "setitem", "delitem", "iter", "next"})
 _CHANGING = frozenset({torch.SymInt, torch.SymFloat})

@@ -394,10 +394,10 @@ def _with_infinity(name: str, operands: tuple[Any, ...]) -> bool:
 
     A comparison of a number that only the graph knows is decided where the program branches on it.
     """
-    changing = [value for value in operands if type(value) in _CHANGING]
-    if not changing or (name in _ORDERS_NUMBERS and any(map(compat.is_unbacked, changing))):
+    changing = [value for value in operands if type(value) in _CHANGING and not compat.is_ragged_size(value)]
+    if not changing or not any(type(value) is float and not math.isfinite(value) for value in operands):
         return False
-    return any(type(value) is float and not math.isfinite(value) for value in operands)
+    return name not in _ORDERS_NUMBERS or not any(map(compat.is_unbacked, changing))
 
 
 def _is_place(value: Any) -> bool:

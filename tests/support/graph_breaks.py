@@ -6,6 +6,7 @@ import os
 import time
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from tests.support.parity import Program, batches, mlp, parity
@@ -58,3 +59,29 @@ def in_parts(make, **options):
 def natively(value):
     os.getpid()
     return value
+
+
+def mixture(form, unused=()):
+    """Returns the training of a mixture of experts; in some calls no row chooses the last expert."""
+
+    def make() -> Program:
+        experts = nn.ModuleList(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6)) for _ in range(3))
+        gate = nn.Linear(6, 3, bias=False)
+        optimizer = torch.optim.AdamW([*experts.parameters(), *gate.parameters()], lr=0.01)
+
+        def step(x, y, bias):
+            weights, chosen = torch.topk(F.softmax(gate(x) + bias, -1), 2, -1)
+            loss = F.mse_loss(form(x, weights, chosen, experts), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        def batch(i):
+            generator = torch.Generator().manual_seed(i)
+            bias = torch.tensor([0.0, 0.0, -100.0 if i in unused else 0.0])
+            return torch.randn(40, 6, generator=generator), torch.randn(40, 6, generator=generator), bias
+
+        return Program(step, batch, (experts, gate, optimizer))
+
+    return make

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import sidefx_train
+from tests.support.graph_breaks import mixture
 from tests.support.parity import Program, parity
 
 
@@ -63,32 +64,6 @@ def by_any(x, weights, chosen, experts):
 
 
 FORMS = [mixtral, mixtral_of_before, by_a_slice, by_numbers, by_any]
-
-
-def mixture(form, unused=()):
-    """Returns the training of a mixture of experts; in some calls no row chooses the last expert."""
-
-    def make() -> Program:
-        experts = nn.ModuleList(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6)) for _ in range(3))
-        gate = nn.Linear(6, 3, bias=False)
-        optimizer = torch.optim.AdamW([*experts.parameters(), *gate.parameters()], lr=0.01)
-
-        def step(x, y, bias):
-            weights, chosen = torch.topk(F.softmax(gate(x) + bias, -1), 2, -1)
-            loss = F.mse_loss(form(x, weights, chosen, experts), y)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        def batch(i):
-            generator = torch.Generator().manual_seed(i)
-            bias = torch.tensor([0.0, 0.0, -100.0 if i in unused else 0.0])
-            return torch.randn(40, 6, generator=generator), torch.randn(40, 6, generator=generator), bias
-
-        return Program(step, batch, (experts, gate, optimizer))
-
-    return make
 
 
 def quietly(make, **options):

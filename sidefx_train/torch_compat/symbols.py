@@ -129,8 +129,7 @@ def forgets_symbol(operands: tuple[Any, ...], result: Any) -> bool:
     if not of_floats or type(result) not in (*SYMBOLS, int, float, bool):
         return False
     kinds = (torch.SymFloat,) if type(result) in (int, torch.SymInt) else (torch.SymFloat, torch.SymInt)
-    changing = [each for each in operands if type(each) in kinds and hasattr(each.node, "expr")]  # no ragged sizes
-    before = {symbol for each in changing for symbol in each.node.expr.free_symbols}
+    before = {symbol for each in operands if type(each) in kinds for symbol in each.node.expr.free_symbols}
     kept = result.node.expr.free_symbols if type(result) in SYMBOLS else ()
     return any(not symbol_is_type(symbol, _UNBACKED) for symbol in before.difference(kept))
 

@@ -141,7 +141,7 @@ def _drop_unused_draws(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if node.target in seeds or not drawn.isdisjoint(node.all_input_nodes):
             drawn.add(node)
-    for node in reversed(list(graph.nodes)):
+    for node in reversed(list(graph.nodes)) if drawn else ():
         if node in drawn and not node.users and (node.target in seeds or not node.is_impure()):
             graph.erase_node(node)
 

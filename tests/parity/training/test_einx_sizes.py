@@ -7,7 +7,7 @@ import torch
 
 import sidefx_train
 
-einx = pytest.importorskip("einx")
+einx = pytest.importorskip("einx", reason="einx is among the test extras, which a user may not have")
 
 OPERATIONS = {
     "split": lambda x, w: einx.id("b (h s) c -> b c h s", x, h=2),

@@ -173,3 +173,15 @@ def overridden(x, y):
 def test_whether_a_class_overrides_functions():
     made = lambda: Program(overridden, lambda index: (pair(3, 3, cls=Delegating), torch.ones(2)))  # noqa: E731
     parity(made, steps=3, captures=1)
+
+
+def test_a_backward_outside_runs_eagerly():
+    model, x = model_of_weights(), torch.randn(5, 4)
+    step = sidefx_train.compile(lambda x: model(x).sum(), backend="eager")
+    found = []
+    for run in (step, lambda x: model(x).sum()):
+        model.zero_grad()
+        run(x).backward()
+        found.append([parameter.grad.clone() for parameter in model.parameters()])
+    assert all(map(torch.equal, *found))
+    assert {each.code for each in step.report().fallbacks} == {"SFX107"}

@@ -161,3 +161,24 @@ def test_numbers_made_of_sizes_that_change(loss):
     report = parity(make, steps=20, captures=None)
     assert not report.breaks
     assert len(report.captures) <= 3
+
+
+WRONG_MASKS = {
+    "rows": lambda x: x[torch.tensor([False, True])],
+    "columns": lambda x: x[:, [False, True]],
+    "a matrix": lambda x: x[torch.ones(3, 2, dtype=torch.bool)],
+    "no elements": lambda x: x[..., torch.ones(0, dtype=torch.bool)],
+    "beside a place": lambda x: x[torch.tensor([True, False]), 0],
+}
+
+
+@pytest.mark.parametrize("select", WRONG_MASKS)
+def test_a_constant_mask_of_another_shape_raises(select):
+    def make() -> Program:
+        def step(x):
+            return WRONG_MASKS[select](x).sum()
+
+        return Program(step, lambda index: (torch.randn(3, 4),), ())
+
+    report = parity(make, steps=3, captures=None, whole=False)
+    assert report.calls == 3

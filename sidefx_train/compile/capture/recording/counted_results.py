@@ -39,8 +39,9 @@ class Count(NamedTuple):
 def count_of(func: Any, args: Any, kwargs: dict[str, Any]) -> Count | None:
     """Returns what counts the elements of a call's result; ``None`` for calls that have no operators with sizes."""
     if func is aten.index.Tensor:
-        given = [index for index in args[1] if index is not None]
-        return Count(given[0], _selected) if len(given) == 1 and _is_mask(given[0]) else None
+        given = [(place, index) for place, index in enumerate(args[1]) if index is not None]
+        fits = len(given) == 1 and _is_mask(given[0][1]) and _fits(args[0], *given[0])
+        return Count(given[0][1], _selected) if fits else None
     if func is aten.masked_select.default:
         return Count(args[1], _selected) if _is_mask(args[1]) and args[0].shape == args[1].shape else None
     if func is aten.repeat_interleave.Tensor and kwargs.get("output_size") is None and _is_of_integers(args[0]):
@@ -120,6 +121,11 @@ def constant_count(tracer: GraphRecorder, counted: Count) -> int | None:
 
 def _is_mask(tensor: Any) -> bool:
     return tensor.dtype is torch.bool and tensor.dim() > 0
+
+
+def _fits(tensor: torch.Tensor, place: int, mask: torch.Tensor) -> bool:
+    """Returns True if a mask has the sizes of the dimensions that it selects from; eager raises for others."""
+    return tensor.shape[place : place + mask.dim()] == mask.shape
 
 
 def _is_of_integers(tensor: torch.Tensor) -> bool:

@@ -301,3 +301,35 @@ def test_assumptions_about_a_tensor_leave_the_rest_in_its_graph():
         compiled(torch.randn(4, 4), labels)
     report = compiled.report()
     assert [record.code for record in report.breaks] == ["SFX101"], str(report)
+
+
+@pytest.mark.parametrize("uses", ["stack", "eval"])
+def test_variables_that_are_not_read_again_do_not_decide(uses):
+    """``torch.stack`` is not ``inspect.stack``, and a module's ``eval`` not Python's: they read no variables."""
+
+    def make() -> Program:
+        net, held = torch.nn.Linear(3, 3), {}
+
+        def stacked(x, count, done, name):
+            held["last"] = (count, done, name)
+            y = net(x)
+            if y.sum() > 0:
+                y = y + 1
+            return torch.stack([y, y]).mean()
+
+        def evaluated(x, count, done, name):
+            held["last"] = (count, done, name)
+            y = net(x)
+            if y.sum() > 0:
+                y = y + 1
+            net.eval()
+            return net(y).mean()
+
+        return Program(
+            stacked if uses == "stack" else evaluated,
+            lambda index: (torch.randn(2, 3), index, index % 3 == 1, f"{index // 2}"),
+            (net, held),
+        )
+
+    report = parity(make, steps=12, captures=None, whole=False)
+    assert report.parts and all(len(part.captures) <= 1 for part in report.parts)

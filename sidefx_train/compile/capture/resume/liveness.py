@@ -7,7 +7,14 @@ from sidefx_train.compile.capture.interpreter.code import CodeInfo
 
 _READS = frozenset({"LOAD_FAST", "DELETE_FAST", "LOAD_FAST_AND_CLEAR", "LOAD_SLOT", "MAKE_CELL"})
 _ENDS = frozenset({"RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP", "RETURN_GENERATOR"})
-_SEES_ALL = frozenset({"locals", "vars", "dir", "eval", "exec", "_getframe", "currentframe", "stack"})
+_READS_VARIABLES = frozenset({"locals", "vars", "dir", "eval", "exec"})
+"""Builtins that read the variables of the code that calls them."""
+
+_GETS_FRAMES = frozenset({"_getframe", "currentframe"})
+_HAVE_STACK = frozenset({"torch", "th", "np", "numpy"})
+"""Names under which programs import libraries that have a function called ``stack``."""
+
+_LOADS_NAME = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
 
 
 def live_slots(info: CodeInfo, index: int) -> frozenset[int]:
@@ -16,7 +23,7 @@ def live_slots(info: CodeInfo, index: int) -> frozenset[int]:
     Every use of a variable in a cell counts as a read. Code that can access its own variables by name reads all.
     """
     everything = frozenset(range(len(info.slots)))
-    if _SEES_ALL & set(info.code.co_names):
+    if _sees_all(info):
         return everything
     instructions = info.instructions
     before: list[frozenset[int]] = [frozenset()] * len(instructions)
@@ -41,6 +48,22 @@ def live_slots(info: CodeInfo, index: int) -> frozenset[int]:
                 before[i] = found
                 changed = True
     return before[index] & everything
+
+
+def _sees_all(info: CodeInfo) -> bool:
+    """Returns True for code that may read its own variables by name, also through ``builtins`` or ``inspect.stack``.
+
+    A method called ``eval``, as modules have one, reads none, nor does the ``stack`` of torch and NumPy.
+    """
+    names = set(info.code.co_names)
+    if names & _GETS_FRAMES:
+        return True
+    loaded = {instr.value for instr in info.instructions if instr.name in _LOADS_NAME}
+    if _READS_VARIABLES & (names if "builtins" in names else loaded):
+        return True
+    owners = [None, *(instr.value if instr.name in _LOADS_NAME else None for instr in info.instructions)]
+    users = zip(owners, info.instructions, strict=False)
+    return "stack" in names and any(instr.value == "stack" and owner not in _HAVE_STACK for owner, instr in users)
 
 
 def super_calls(info: CodeInfo) -> frozenset[int]:

@@ -123,3 +123,10 @@ def shows_another(cls: type) -> bool:
 _OF_C = (types.GetSetDescriptorType, types.MemberDescriptorType, types.NoneType)
 _SHOWS_ANOTHER: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 _PLAIN = frozenset({types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.MethodDescriptorType})
+
+
+def deletes(cls: type) -> bool:
+    """Returns True if instances of a class run Python code when finalized."""
+    return any(
+        safe_isinstance(vars(base).get("__del__"), types.FunctionType) for base in type.__getattribute__(cls, "__mro__")
+    )

@@ -119,7 +119,7 @@ def changed_values(
     changes = Changes(set(), set(), [], {}, set(), set())
     for guard in guards:
         below = _below(guard.source, iterators) if iterators else None
-        if below is None and guard.kind not in ("tensor", "equal", "length"):
+        if below is None and guard.kind not in ("tensor", "equal", "length") and not _is_truth(guard):
             continue
         missed, found = failing(guard, args, kwargs)
         if not missed:
@@ -136,11 +136,19 @@ def changed_values(
                 changes.numbers.update(_changed(label, guard.value, found))
             elif label.endswith(CONTENTS) or isinstance(found, np.generic):
                 changes.arrays.add(label.removesuffix(CONTENTS))
+        elif guard.kind == "is" and type(found) is bool:
+            changes.numbers.add(label)
         elif guard.kind == "length" and type(found) is int:
             changes.numbers.add(f"{label}.__len__()")
             if _is_longer(guard, found, args, kwargs):
                 changes.lists.append(label)
     return changes
+
+
+def _is_truth(guard: Guard) -> bool:
+    """Returns True for a truth value among arguments or items, as data is; those of attributes are settings."""
+    passed = guard.source.from_arguments or (guard.source.kind == "item" and type(guard.source.key) is int)
+    return guard.kind == "is" and type(guard.value) is bool and passed
 
 
 def _is_text(value: Any) -> bool:
@@ -181,7 +189,9 @@ def _changed(label: str, old: Any, new: Any) -> set[str]:
         return set()
     else:
         named = {f"{label}[{i}]": pair for i, pair in enumerate(zip(old, new, strict=True))}
-    differing = {name for name, (a, b) in named.items() if type(a) is type(b) and type(a) in (int, float) and a != b}
+    differing = {
+        name for name, (a, b) in named.items() if type(a) is type(b) and type(a) in (int, float, bool) and a != b
+    }
     return differing | {label} if differing else set()
 
 

@@ -16,9 +16,9 @@ import torch
 
 from sidefx_train.compile.capture.interpreter.generator_finalizers import HOLDERS, has_pending_finally
 from sidefx_train.compile.capture.resume.suspension import State
-from sidefx_train.compile.capture.shadows.finalizers import deletes, takes_along
+from sidefx_train.compile.capture.shadows.finalizers import takes_along
 from sidefx_train.compile.common.library_modules import is_library
-from sidefx_train.compile.common.type_checks import safe_isinstance
+from sidefx_train.compile.common.type_checks import deletes, safe_isinstance
 
 _PLAIN: frozenset[type] = frozenset(
     {

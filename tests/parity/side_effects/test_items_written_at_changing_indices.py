@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -13,6 +14,21 @@ import sidefx_train
 from tests.support.parity import Program, parity
 
 ROWS, WIDTH, PLACES = 4, 4, 8
+
+
+class Transition(NamedTuple):
+    x: torch.Tensor
+    reward: int
+    last: bool
+
+
+class Freed:
+    """Counts what is freed."""
+
+    count = 0
+
+    def __del__(self):
+        Freed.count += 1
 
 
 class ImagePool:
@@ -95,6 +111,23 @@ def ring(net, x):
     memory.count = min(memory.count + 1, PLACES)
     drawn = [memory.items[random.randrange(memory.count)] for _ in range(2)]
     return net.layer(torch.stack([a for a, _ in drawn])).square().mean() + sum(b for _, b in drawn) * 0.1
+
+
+def ring_of_transitions(net, x):
+    memory = net.kept[0]
+    if len(memory.items) < PLACES:
+        memory.items.append(None)
+    memory.items[memory.place] = Transition(x, memory.place % 3, memory.place % 2 == 0)
+    memory.place = (memory.place + 1) % PLACES
+    drawn = memory.items[random.randrange(len(memory.items))]
+    return net.layer(drawn.x * (1 - drawn.last)).square().mean() + drawn.reward
+
+
+def window_of_transitions(net, x):
+    net.kept.append(Transition(x, len(net.kept), x is None))
+    if len(net.kept) > PLACES:
+        del net.kept[0]
+    return net.layer(net.kept[-1].x).square().mean()
 
 
 def written_and_popped(net, x):
@@ -209,6 +242,8 @@ STEPS = {
     outside_of_it: (tensors, 3),
     all_read_after: (tensors, 5),
     ring: (lambda: [SimpleNamespace(items=[None] * PLACES, place=0, count=0)], 7),
+    ring_of_transitions: (lambda: [SimpleNamespace(items=[], place=0)], 7),
+    window_of_transitions: (list, 3),
     written_and_popped: (tensors, 2),
     mixed_places: (tensors, 4),
     window: (tensors, 4),
@@ -279,3 +314,37 @@ def test_a_deque_takes_no_index_to_pop(place):
         with pytest.raises(TypeError, match="takes no arguments"):
             run(torch.ones(2))
         assert len(kept) == 4 and kept[-1].tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("change", ["written", "removed"])
+def test_an_item_with_a_finalizer_takes_its_place(change):
+    """Eager frees the object at once: a step that reads what its ``__del__`` counts cannot be replayed for it."""
+
+    def make() -> Program:
+        Freed.count = 0
+        kept = [torch.zeros(2) for _ in range(4)]
+        if change == "removed":
+            kept = [*kept, *kept, *kept]
+
+        def step(x, place):
+            if change == "written":
+                kept[place] = x
+            else:
+                kept.pop(place)
+            return x + Freed.count
+
+        def between(program, index):
+            if index in (3, 5):
+                kept[index % 4] = Freed()
+
+        return Program(step, lambda index: (torch.randn(2), index % 4), (kept,)), between
+
+    made = []
+
+    def program() -> Program:
+        built, between = make()
+        made.append(between)
+        return built
+
+    parity(program, steps=8, captures=None, whole=False, between=lambda *given: made[-1](*given))
+    assert Freed.count == 2

@@ -24,7 +24,7 @@ GuardKind = Literal[
     "unset_slot",
     "empty_cell",
     "method",
-    "has_pending_finally",
+    "runs_code_when_freed",
     "names",
     "code",
     # containers (kinds/containers.py)

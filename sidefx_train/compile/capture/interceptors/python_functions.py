@@ -186,6 +186,7 @@ def _pickled(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if kwargs or len(args) != 1:
         return ABSENT
     world.touch(args[0])
+    args = concrete_within(args, (torch.SymBool,))
     found: list[Any] = []
     return world.guarded(pickle.dumps, args, kwargs) if _is_pickled_by_value(args[0], found) else ABSENT
 

@@ -90,12 +90,12 @@ def _left_to_python(world: TraceWorld, function: Callable[..., Any], args: tuple
 
 
 def _refuse_items_of_many(world: TraceWorld, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """Refuses to draw items of a deque or of a long or growing list from outside, such as a replay buffer: every call
-    would find others."""
+    """Refuses to draw items of a deque, or of a list from outside that is long or growing, or in which the step has
+    written at changing indices, such as a replay buffer: every call would find others."""
     record = world.heap.record_of(args[1])
     if not safe_isinstance(record, ListRecord) or record.filled or not is_generator(args[0]):
         return
-    if record.grows or type(record.real) is deque or len(record.real) > _MOST_ITEMS:
+    if record.grows or record.edits or type(record.real) is deque or len(record.real) > _MOST_ITEMS:
         what = f"{trace_rules.describe(function)} draws items of {record.base.label}, which differ at every call"
         world.heap.refuse("SFX114", what)
 

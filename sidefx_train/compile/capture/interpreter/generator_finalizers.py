@@ -15,7 +15,7 @@ from typing import Any
 from sidefx_train.compile.capture.interpreter.dispatch import code_info
 from sidefx_train.compile.capture.interpreter.frame import NULL
 from sidefx_train.compile.capture.interpreter.generators import InterpretedGenerator
-from sidefx_train.compile.common.type_checks import safe_isinstance
+from sidefx_train.compile.common.type_checks import deletes, safe_isinstance
 
 _STOP_ITERATION_ERROR = 3
 """Argument of the ``CALL_INTRINSIC_1`` that ends every generator since Python 3.12."""
@@ -38,6 +38,11 @@ class ClosingStandIn:
 def has_pending_finally(value: Any) -> bool:
     """Returns True if finalizing an iterator (traced or real) in its current state runs the program's code."""
     return _has_pending_finally(value, set())
+
+
+def runs_code_when_freed(value: Any) -> bool:
+    """Returns True for an iterator with a pending ``finally`` and an object whose class has a ``__del__``."""
+    return has_pending_finally(value) if type(value) in HOLDERS else deletes(type(value))
 
 
 def _has_pending_finally(value: Any, seen: set[int]) -> bool:

@@ -6,6 +6,7 @@ right, one view per part. This module makes the same views one by one; ``select`
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,19 @@ from sidefx_train import torch_compat as compat
 from sidefx_train.compile.common.sentinels import ABSENT
 
 PLAIN = (int, torch.SymInt, slice, type(None), type(Ellipsis))
+
+
+def decided(index: Any) -> Any:
+    """Returns an index with decided truth values in place of those that change, which C++ code takes for integers."""
+    if type(index) is torch.SymBool:
+        return bool(index)
+    if type(index) is slice:
+        bounds = (index.start, index.stop, index.step)
+        return slice(*map(decided, bounds)) if any(type(bound) is torch.SymBool for bound in bounds) else index
+    if type(index) is tuple or type(index) is list:
+        parts = [*map(decided, index)]
+        return index if all(map(operator.is_, parts, index)) else type(index)(parts)
+    return index
 
 
 def view_of(

@@ -23,7 +23,7 @@ from sidefx_train.compile.capture.shadows.records import InstanceRecord, Record
 from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.plain_values import is_plain
 from sidefx_train.compile.common.sentinels import ABSENT
-from sidefx_train.compile.common.type_checks import safe_isinstance
+from sidefx_train.compile.common.type_checks import deletes, safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
@@ -44,13 +44,6 @@ _MOST = 200
 def takes_along(cls: type) -> bool:
     """Returns True if instances own what they hold. A library's context managers, say, are exited first."""
     return cls in HOLDING or not (is_library(cls.__module__) or issubclass(cls, (type, torch.Tensor, torch.nn.Module)))
-
-
-def deletes(cls: type) -> bool:
-    """Returns True if instances of a class run Python code when finalized."""
-    return any(
-        safe_isinstance(vars(base).get("__del__"), types.FunctionType) for base in type.__getattribute__(cls, "__mro__")
-    )
 
 
 class Retired:

@@ -93,6 +93,9 @@ class ShadowTableAPI(GuardRecorder, ABC):
     def length(self, real: Number, source: Source) -> Any: ...
 
     @abstractmethod
+    def number_of(self, value: Any) -> Any: ...
+
+    @abstractmethod
     def ragged_size(self, fake: Any) -> Any: ...
 
     @abstractmethod

@@ -50,7 +50,7 @@ from sidefx_train.compile.capture.shadows.factories import (
     tuple_shadow,
     weak_shadow,
 )
-from sidefx_train.compile.capture.shadows.finalizers import deletes, retire
+from sidefx_train.compile.capture.shadows.finalizers import retire
 from sidefx_train.compile.capture.shadows.identity_tracking import Identities
 from sidefx_train.compile.capture.shadows.interfaces import Number, ShadowTableAPI
 from sidefx_train.compile.capture.shadows.objects import outside_exceptions, weak_references
@@ -73,7 +73,7 @@ from sidefx_train.compile.common.host_programs import OF_NUMPY
 from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.plain_values import CONTAINERS, DEFINITIONS, is_derived, is_member_of_c_enum, is_plain
 from sidefx_train.compile.common.sentinels import ABSENT
-from sidefx_train.compile.common.type_checks import safe_isinstance
+from sidefx_train.compile.common.type_checks import deletes, safe_isinstance
 from sidefx_train.errors import Location
 
 BY_IDENTITY: tuple[type, ...] = (
@@ -186,6 +186,7 @@ class ShadowTable(ShadowTableAPI):
         self.dtensor_rules: tuple[Any, ...] = ()
         self._trusted: dict[int, bool] = {}
         self._numbers_by_source: dict[int, Any] = {}
+        self._numbers_of_truths: dict[int, tuple[Any, Any]] = {}
         self.definitions = Definitions(self)
         self.memory = tracer.memory = StorageRebinding(self)
 
@@ -222,6 +223,8 @@ class ShadowTable(ShadowTableAPI):
             if record.source is not source:
                 self._same(record, source)
             return record.shadow
+        if cls is bool and (source.label in self.specialization.symbolic_numbers or source.is_picked):
+            return self._truth(real, source)
         if issubclass(cls, BY_IDENTITY):
             self.guard("is", source, real)
             return member_shadow(self, real, source) if issubclass(cls, enum.Enum) else real
@@ -414,6 +417,21 @@ class ShadowTable(ShadowTableAPI):
         self.numbers.append((number, source, real))
         self._numbers_by_source[id(source)] = number
         return number
+
+    def _truth(self, real: bool, source: Source) -> Any:
+        """Returns a symbolic truth value, whose number is 0 or 1."""
+        found = self._numbers_by_source.get(id(source))
+        if found is None:
+            self.guard("type", source, bool)
+            number = self.length(int(real), self.sources.call(self.sources.slot(source, "__int__"), source.label))
+            found = self._numbers_by_source[id(source)] = number != 0
+            self._numbers_of_truths[id(found)] = found, number
+        return found
+
+    def number_of(self, value: Any) -> Any:
+        """Returns the symbolic 0 or 1 of a truth value that is an input; any other value as it is."""
+        truth, number = self._numbers_of_truths.get(id(value), (None, None))
+        return number if truth is value and truth is not None else value
 
     def length(self, real: Number, source: Source) -> Any:
         """Returns a symbolic length, or another number that is never a constant."""

@@ -22,7 +22,6 @@ from sidefx_train.compile.capture.recording import warning_watch
 from sidefx_train.compile.capture.recording.constant_folding import constant_value
 from sidefx_train.compile.capture.recording.eager_parity import batched_products
 from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue, message_of
-from sidefx_train.compile.capture.shadows.finalizers import deletes
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import (
     says_read_only,
     shows_copy,
@@ -63,7 +62,7 @@ from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.plain_values import CONTAINERS
 from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE
-from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
+from sidefx_train.compile.common.type_checks import attribute_of, deletes, safe_isinstance
 from sidefx_train.compile.graph.derived_numbers import as_single
 from sidefx_train.errors import Unsupported
 

@@ -62,6 +62,10 @@ class Operators:
 
     def override_operator(self, name: str, args: tuple[Any, ...]) -> Any:
         first = args[0] if args else None
+        if name in _SUBSCRIPTS and not safe_isinstance(first, dict):
+            index = symbolic_indexing.decided(args[1])
+            if index is not args[1]:
+                return self.interp.call(builtin_methods.OPERATORS[name], (first, index, *args[2:]), {})
         if name in _SUBSCRIPTS and safe_isinstance(first, (torch.Tensor, np.ndarray)):
             index = operators.positions(self.interp, args[1])
             if index is not args[1]:
@@ -171,8 +175,8 @@ class Operators:
         if computed is not ABSENT:
             return computed
         traced = any(type(value) in _TRACED for value in args)
-        if traced and name in _OF_NUMBERS and any(type(value) is bool for value in args):
-            args = _with_integers(args)
+        if traced and name in _OF_NUMBERS and any(map(_is_truth, args)):
+            args = self._with_integers(name, args)
         if name in _ORDERS_NUMBERS and _with_nan(args):  # sympy refuses it
             return name == "ne"
         if (
@@ -303,6 +307,16 @@ class Operators:
             )
         )
 
+    def _with_integers(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Returns operands with integers in place of truth values: of those that are inputs, unless the operator or a
+        tensor knows truth values, and of constants beside a changing number, as sympy's are no numbers."""
+        tensors = [value for value in args if type(value) is compat.FakeTensor]
+        if name not in (_REFUSE_TRUTHS if tensors else _OF_BITS) and all(t.dtype is not torch.bool for t in tensors):
+            args = tuple(map(self.heap.number_of, args))
+        if not any(type(value) in _CHANGING for value in args):
+            return args
+        return tuple(int(value) if type(value) is bool else value for value in args)
+
     def _touch_operands(self, name: str, args: tuple[Any, ...]) -> None:
         if name in _UNIONS and type(args[0]) is dict:
             self.world.calls.reads.touch_entries(args, name)
@@ -422,6 +436,9 @@ _COMPARES = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "invert", "xor"})
 """Operators that torch's symbolic booleans do not support, or not like Python."""
 _BITWISE = frozenset({"and_", "or_", "iand", "ior"})
 """Operators that make a truth value of two, and an integer of one and another number."""
+_OF_BITS = _BITWISE | {"xor", "ixor"}
+_REFUSE_TRUTHS = _OF_BITS | {"sub", "isub"}
+"""The same, and operators that raise for a tensor and a truth value."""
 _UNIONS = frozenset({"or_", "ior"})
 _SHALLOW = frozenset({"getitem", "setitem", "delitem", "iter", "next"})
 _CHANGING = frozenset({torch.SymInt, torch.SymFloat})
@@ -434,13 +451,6 @@ _TEXT: dict[str, Callable[..., Any]] = {
     "build_string": join_text,
 }
 _MAKES_TEXT = frozenset({*_TEXT.values(), percent, join_text, operator.add})
-
-
-def _with_integers(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Returns operands with integers in place of truth values beside a changing number: sympy's are no numbers."""
-    if not any(type(value) in _CHANGING for value in args):
-        return args
-    return tuple(int(value) if type(value) is bool else value for value in args)
 
 
 def _is_deferred(value: Any) -> bool:

@@ -11,7 +11,7 @@ from sidefx_train.compile.capture.guards.guard import SHOWN_EXACTLY, Guard, clas
 from sidefx_train.compile.capture.guards.kinds.base import Arguments, Instruction, Kind, register, target
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.guards.source_writer import Writer
-from sidefx_train.compile.capture.interpreter.generator_finalizers import has_pending_finally
+from sidefx_train.compile.capture.interpreter.generator_finalizers import runs_code_when_freed
 from sidefx_train.compile.common.plain_values import DERIVED_FROM, exact_value, is_set
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import descriptor_of
@@ -165,18 +165,18 @@ class Method(Kind):
         return descriptor_of(value) is not guard.value, value
 
 
-@register("has_pending_finally")
-class PendingFinally(Kind):
-    """The iterator would run code of the program if it were finalized now, or would not."""
+@register("runs_code_when_freed")
+class RunsCodeWhenFreed(Kind):
+    """The object would run code of the program if it were finalized now, or would not."""
 
     def describe(self, guard: Guard) -> str:
         return f"{guard.source.label} {'runs' if guard.value else 'does not run'} code when it is freed"
 
     def python_test(self, writer: Writer, guard: Guard) -> str:
-        return f"{writer.constant(has_pending_finally)}({writer.value(guard.source)}) is not {guard.value}"
+        return f"{writer.constant(runs_code_when_freed)}({writer.value(guard.source)}) is not {guard.value}"
 
     def check(self, guard: Guard, value: Any, arguments: Arguments) -> tuple[bool, Any]:
-        return has_pending_finally(value) is not guard.value, "suspended elsewhere"
+        return runs_code_when_freed(value) is not guard.value, "suspended elsewhere or of another class"
 
 
 class _Definition(Kind):

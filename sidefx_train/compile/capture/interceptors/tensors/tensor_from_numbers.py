@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _MOST = 256
 """For more numbers, capturing again is cheaper than creating a node for each."""
 
-_CHANGING = (torch.SymInt, torch.SymFloat, compat.FakeTensor)
+_CHANGING = (*compat.SYMBOLS, compat.FakeTensor)
 _PYTHON = (int, float, bool, torch.SymInt, torch.SymFloat)
 
 _WIDE = (torch.int64, torch.float32, torch.float64, torch.bfloat16)
@@ -66,14 +66,15 @@ def of_numbers(world: TraceWorld, data: Any, dtype: torch.dtype | None, device: 
     if type(data) in (list, tuple):
         world.touch(data)
     numbers: list[Any] = []
-    shape = _shape(data, numbers)
+    shape = _shape(world, data, numbers)
     if shape is None and _holds_tensor(data):
         world.heap.refuse("SFX106", "torch.tensor of tensors needs values that exist only when the graph runs")
     if shape is None or safe_isinstance(data, torch.Tensor) or not any(type(number) in _CHANGING for number in numbers):
         return ABSENT
     inferred = functools.reduce(torch.promote_types, map(_dtype, numbers))
     made = dtype or inferred
-    fits = made in _WIDE or all(_has_dtype(number) and _dtype(number) == made for number in numbers)
+    fits = made in (*_WIDE, inferred) if inferred is torch.bool else made in _WIDE
+    fits = fits or all(_has_dtype(number) and _dtype(number) == made for number in numbers)
     if not fits or (inferred.is_floating_point and made is torch.int64):
         return ABSENT
     place = {"device": torch.get_default_device() if device is None else device}
@@ -96,6 +97,7 @@ def _item(world: TraceWorld, number: Any, dtype: torch.dtype, place: dict[str, A
     if safe_isinstance(number, torch.Tensor):
         number = world.guarded(torch.Tensor.detach, (number,), {})
         return world.guarded(torch.Tensor.to, (number,), {"dtype": dtype, "copy": True, **place})
+    number = world.heap.number_of(number)
     exact = torch.float64 if type(number) in (float, torch.SymFloat) else torch.int64
     made = world.guarded(torch.scalar_tensor, (number,), {"dtype": exact, **place})
     return made if dtype is exact else world.guarded(torch.Tensor.to, (made, dtype), {})
@@ -110,7 +112,7 @@ def _dtype(number: Any) -> torch.dtype:
     """Returns the dtype that torch infers for one number."""
     if safe_isinstance(number, torch.Tensor):
         return number.dtype
-    if type(number) is bool:
+    if type(number) in (bool, torch.SymBool):
         return torch.bool
     of_numpy = compat.numpy_class(number)
     if of_numpy is not None:
@@ -118,15 +120,16 @@ def _dtype(number: Any) -> torch.dtype:
     return torch.get_default_dtype() if type(number) in (float, torch.SymFloat) else torch.int64
 
 
-def _shape(data: Any, numbers: list[Any]) -> tuple[int, ...] | None:
+def _shape(world: TraceWorld, data: Any, numbers: list[Any]) -> tuple[int, ...] | None:
     """Returns the shape of nested lists and appends their numbers in order; ``None`` for anything else."""
     quiet = type(data) is compat.FakeTensor and data.dim() == 0 and not data.requires_grad  # torch warns otherwise
-    if quiet or type(data) in _PYTHON:
+    is_input = type(data) is torch.SymBool and world.heap.number_of(data) is not data
+    if quiet or is_input or type(data) in _PYTHON:
         numbers.append(data)
         return ()
     if type(data) not in (list, tuple) or not 0 < len(data) <= _MOST - len(numbers):
         return None
-    shapes = {_shape(item, numbers) for item in data}
+    shapes = {_shape(world, item, numbers) for item in data}
     inner = shapes.pop()
     return None if shapes or inner is None else (len(data), *inner)
 

@@ -286,7 +286,7 @@ def _given(heap: ShadowTableAPI, inside: Source, part: tuple[Any, ...], names: t
             yield heap.shadow(real, source)
             continue
         closing = has_pending_finally(real)
-        heap.guard("has_pending_finally", source, closing)
+        heap.guard("runs_code_when_freed", source, closing)
         if not closing or id(real) in heap.by_real:
             yield heap.shadow(real, source)
             continue

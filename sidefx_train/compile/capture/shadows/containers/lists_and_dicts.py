@@ -12,8 +12,9 @@ import torch
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.source import Pick, Source
 from sidefx_train.compile.capture.guards.symbol_guards import CONDITION_NAMES
+from sidefx_train.compile.capture.interpreter.generator_finalizers import runs_code_when_freed
 from sidefx_train.compile.capture.shadows.records import InstanceRecord, Record
-from sidefx_train.compile.common.plain_values import base_of, is_plain, stored_entries
+from sidefx_train.compile.common.plain_values import base_of, stored_entries
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
 
@@ -33,8 +34,8 @@ _MOST_EDITS = 16
 """Limit of single items that a step writes and removes before it reads the whole list."""
 
 
-_PICKED = (list, dict, tuple, float, torch.Tensor)
-"""Classes of items that another call may find replaced; they are guarded as far as they are read."""
+_PICKED = (list, dict, float, bool, torch.Tensor)
+"""Classes of items that another call may find replaced, besides tuples; they are guarded as far as they are read."""
 
 
 class Edit(NamedTuple):
@@ -196,12 +197,16 @@ class ListRecord(Record):
         return self._is_unread and bound is None and len(self.edits) < _MOST_EDITS
 
     def _edit(self, place: Any, item: Any) -> bool:
-        """Notes a change; returns False where the item that is lost may have to be seen."""
+        """Notes a change; returns False if nothing finds the lost item at each call, or if it runs code when freed."""
         held, outside = self._before_edits(place)
         if held is ABSENT:
-            lost, found = (self.real[outside], self.base) if type(outside) is int else self._pick(outside)
-            if found is None or not (type(lost) in _PICKED or is_plain(lost)):
+            known = type(outside) is int
+            lost, found = (
+                (self.real[outside], self.heap.sources.item(self.base, outside)) if known else self._pick(outside)
+            )
+            if found is None or runs_code_when_freed(lost):
                 return False
+            self.heap.guard("runs_code_when_freed", found, False)
         self.edits.append(Edit(place, item, outside))
         return True
 
@@ -238,7 +243,7 @@ class ListRecord(Record):
         if type(index) is int:
             return self.heap.shadow(self.real[index], self.heap.sources.item(self.base, index))
         found, picked = self._pick(index)
-        if type(found) not in _PICKED or picked is None:
+        if picked is None or not (type(found) in _PICKED or safe_isinstance(found, tuple)):
             return ABSENT
         return self.heap.shadow(found, picked)
 

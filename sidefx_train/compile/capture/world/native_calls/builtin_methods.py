@@ -238,6 +238,9 @@ def concrete_within(value: Any, kinds: tuple[type, ...] = compat.SYMBOLS) -> Any
     """
     if type(value) in kinds:
         return concrete(value)
+    if type(value) is slice:
+        bounds = (value.start, value.stop, value.step)
+        return slice(*(concrete_within(each, kinds) for each in bounds)) if {*map(type, bounds)} & {*kinds} else value
     if safe_isinstance(value, tuple):
         items = [concrete_within(item, kinds) for item in tuple.__iter__(value)]
         return value if all(map(operator.is_, items, tuple.__iter__(value))) else make_tuple(type(value), items)
@@ -493,6 +496,7 @@ def convert_number(world: CaptureContext, kind: type, args: tuple[Any, ...]) -> 
         return ABSENT if value is args[0] else kind(value)
     if kind is bool:
         return world.truth(value)
+    value = world.heap.number_of(value)
     if compat.numpy_class(value) is not None:
         found = world.computed_numbers.call(kind, (value,), {})
         return world.guarded(kind, (concrete(value),), {}) if found is ABSENT else found

@@ -13,6 +13,7 @@ from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.generators import InterpretedGenerator
 from sidefx_train.compile.capture.interpreter.object_model import operators
 from sidefx_train.compile.capture.interpreter.object_model.attributes import is_static
+from sidefx_train.compile.capture.recording.symbolic_indexing import decided
 from sidefx_train.compile.capture.shadows.containers.traversal import attributes_of
 from sidefx_train.compile.capture.world.native_call_facts import inside
 from sidefx_train.compile.capture.world.native_calls.builtin_methods import concrete_within
@@ -39,9 +40,9 @@ def with_position(world: CaptureContext, fn: Any, args: tuple[Any, ...]) -> tupl
     if attribute_of(fn, "__name__", "") not in _AT_POSITION or not args:
         return args
     if safe_isinstance(attribute_of(fn, "__self__"), _SEQUENCES):
-        return (operators.position(world.interp, args[0]), *args[1:])
+        return (decided(operators.position(world.interp, args[0])), *args[1:])
     if len(args) > 1 and safe_isinstance(args[0], _SEQUENCES):
-        return (args[0], operators.position(world.interp, args[1]), *args[2:])
+        return (args[0], decided(operators.position(world.interp, args[1])), *args[2:])
     return args
 
 

@@ -42,7 +42,13 @@ from sidefx_train.compile.graph.fx_utils import generators, one_generator
 from sidefx_train.compile.graph.validation import check_traced
 from sidefx_train.compile.pipeline import next_specialization
 from sidefx_train.compile.pipeline.captured import CaptureBroke, Captured, CaptureFailed, StopGuard
-from sidefx_train.compile.pipeline.guard_collection import all_guards, separate_objects, stop_guard, symbols
+from sidefx_train.compile.pipeline.guard_collection import (
+    all_guards,
+    changed_sources,
+    separate_objects,
+    stop_guard,
+    symbols,
+)
 from sidefx_train.compile.pipeline.replaced_builtins import replaced_arithmetic
 from sidefx_train.compile.pipeline.step_invariants import counters, first_self_invalidated, replaced_tensors
 from sidefx_train.compile.residual.generate import Residual, plan
@@ -270,6 +276,8 @@ class CaptureRun:
         counted = counters(world, effects) - spec.symbolic_numbers  # infinity stays a constant
         if counted:
             return replace(spec, symbolic_numbers=spec.symbolic_numbers | counted)
+        if spec.separates_aliases and not world.heap.aliased.settle(changed_sources(world, effects)):
+            return replace(spec, separates_aliases=False, aliases_matter=True)
         replaced = replaced_tensors(world, effects) - spec.refetched
         if replaced:
             return replace(spec, refetched=spec.refetched | replaced)

@@ -95,6 +95,17 @@ class Entry:
         tensors.sort(key=lambda source: source.kind == "const")  # in the order of the generated code
         return bool(self.bindings["check_tensors"](*[source.fetch(args, kwargs) for source in tensors]))
 
+    def repeated_tensor(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str] | None:
+        """Returns the labels of two places with one tensor, if the capture had two there; else ``None``."""
+        known: dict[int, str] = {}
+        for guard in self.captured.guards:
+            if guard.kind == "tensor" and not guard.value.may_repeat:
+                label, tensor = guard.source.label, guard.source.fetch(args, kwargs)
+                if id(tensor) in known:
+                    return known[id(tensor)], label
+                known[id(tensor)] = label
+        return None
+
     def changes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Changes:
         """What a call has that the capture had not, of the values that a later capture may treat as changing."""
         return changed_values(self.guards, args, kwargs, set(self.captured.iterators))

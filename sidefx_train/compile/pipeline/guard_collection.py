@@ -59,7 +59,7 @@ def all_guards(world: TraceWorld) -> list[Guard]:
     conditions += recorded
     if others:
         world.heap.refuse("SFX101", f"specialized a value that exists only when the graph runs: {others[0]}")
-    guards = list(world.heap.guards.values())
+    guards = world.heap.aliased.marked(list(world.heap.guards.values()))
     guards += [Guard("number", condition.names[0][1], condition) for condition in conditions]
     guards += [*world.heap.identities.separated(), *_separate_tensors(world), *world.heap.definitions.guards()]
     guards += world.queries.guards()
@@ -91,8 +91,7 @@ def _separate_tensors(world: TraceWorld) -> list[Guard]:
     """Returns no-overlap guards: a tensor fetched at every call must not share storage with one that the step writes,
     nor a written one with any that the entry holds. Tensors that are to be kept apart are treated like written ones."""
     fetched = [r for r in world.heap.by_real.values() if isinstance(r, TensorRecord) and r.kind == "tensor"]
-    changing = {facts.position for facts in input_facts(world) if facts.mutates_data or facts.mutates_metadata}
-    reals = {id(world.tracer.real_inputs[position]) for position in changing} | world.kept_apart
+    reals = _written(world)
     written = [record for record in fetched if id(record.real) in reals]
     guards: list[Guard] = []
     for record in written:
@@ -123,6 +122,19 @@ def _separate_tensors(world: TraceWorld) -> list[Guard]:
             if matters and compat.storage_address(other.real) == address:
                 guards.append(_placed(record, other))
     return [*guards, *_counters_shared(fetched, held), *_offsets(world, fetched)]
+
+
+def changed_sources(world: TraceWorld, effects: SideEffects) -> set[int]:
+    """Returns ids of the sources of all objects, and of all tensors, that the step changes."""
+    written = _written(world)
+    tensors = {id(record.source) for record in world.heap.by_real.values() if id(record.real) in written}
+    return tensors | {id(effect.target) for effect in effects.changes}
+
+
+def _written(world: TraceWorld) -> set[int]:
+    """Returns ids of the outside tensors that the step writes, and of those that are to be treated so."""
+    changing = {facts.position for facts in input_facts(world) if facts.mutates_data or facts.mutates_metadata}
+    return {id(world.tracer.real_inputs[position]) for position in changing} | world.kept_apart
 
 
 def _counters_shared(fetched: list[TensorRecord], held: list[TensorRecord]) -> list[Guard]:

@@ -129,6 +129,10 @@ def specialized_after(
     """
     found = newest.why(*call)
     if found is None and newest.captured.state_check.check():
+        repeated = newest.repeated_tensor(*call)
+        if repeated is not None:
+            found_in = Missed(repeated[1], "a tensor of its own", f"the one in {repeated[0]}", None)
+            return _with_aliases(spec), found_in
         return spec, _other_arguments(newest, call)
     if found is None:
         return spec, Missed("global state", "as captured", "changed (grad mode, autocast, threads...)", None)
@@ -181,9 +185,16 @@ def _after_changes(
         spec = replace(spec, symbolic_numbers=spec.symbolic_numbers | {label})
     elif guard.kind == "equal" and (label.endswith(CONTENTS) or isinstance(guard.value, np.generic)):
         spec = _after_arrays(spec, changes.arrays | {label.removesuffix(CONTENTS)})
+    elif guard.kind == "same" and isinstance(value, (torch.Tensor, tuple)):
+        spec = _with_aliases(spec)
     elif guard.kind == "length":
         spec = replace(spec, changed_lengths=spec.changed_lengths | {label})
     return spec
+
+
+def _with_aliases(spec: Specialization) -> Specialization:
+    """Returns the next specialization if one tensor is in other places than at an earlier call."""
+    return replace(spec, separates_aliases=not spec.aliases_matter)
 
 
 def _after_draw(spec: Specialization, newest: Entry, guard: Guard) -> Specialization:

@@ -68,7 +68,11 @@ class Guard:
 
 @dataclass(frozen=True)
 class TensorFacts:
-    """Metadata of a tensor at entry; a size or stride of ``None`` is not compared."""
+    """Metadata of a tensor at entry; a size or stride of ``None`` is not compared.
+
+    Attributes:
+        may_repeat: the tensor may be in several places; the others are all distinct.
+    """
 
     cls: type
     dtype: Any
@@ -76,6 +80,7 @@ class TensorFacts:
     shape: tuple[int | None, ...]
     stride: tuple[int | None, ...]
     requires_grad: bool
+    may_repeat: bool = False
 
     @classmethod
     def of(cls, tensor: Any) -> TensorFacts:

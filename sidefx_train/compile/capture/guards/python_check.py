@@ -77,9 +77,28 @@ def tensor_check(guards: list[Guard], fetch: Callable[[Source], Any]) -> Callabl
     wanted.sort(key=lambda guard: guard.source.kind == "const")  # stable: fetched ones first
     if not wanted:
         return _always
+    if not any(guard.value.may_repeat for guard in wanted):
+        return _metadata_check(wanted, fetch)
+    return _check_with_repeats(wanted, fetch)
+
+
+def _metadata_check(wanted: list[Guard], fetch: Callable[[Source], Any]) -> Callable[..., bool]:
+    """Returns the check in C++, which also requires that no tensor is given twice."""
     facts: list[TensorFacts] = [guard.value for guard in wanted]
     sizes, strides = [list(fact.shape) for fact in facts], [list(fact.stride) for fact in facts]
     return compat.tensor_guards([fetch(guard.source) for guard in wanted], sizes, strides).check  # type: ignore[no-any-return]
+
+
+def _check_with_repeats(wanted: list[Guard], fetch: Callable[[Source], Any]) -> Callable[..., bool]:
+    """Returns a check in which some tensors may be given twice, each of which is compared alone."""
+    alone = [(place, _metadata_check([guard], fetch)) for place, guard in enumerate(wanted) if guard.value.may_repeat]
+    places = [place for place, guard in enumerate(wanted) if not guard.value.may_repeat]
+    others = _metadata_check([wanted[place] for place in places], fetch) if places else _always
+
+    def check(*tensors: Any) -> bool:
+        return all(holds(tensors[place]) for place, holds in alone) and others(*[tensors[place] for place in places])
+
+    return check
 
 
 def _always() -> bool:

@@ -29,6 +29,8 @@ class Specialization:
         changing_arrays: those of them that keep changing: what reads these runs natively.
         perhaps_changing: those of them that have changed once or twice: the same, unless that stops the capture.
         native_array_functions: code of library functions that get such an array, and run natively as a whole.
+        separates_aliases: one tensor, or one tuple, in several places counts as several that the step only reads.
+        aliases_matter: the step does not only read them.
         views_needing_base: labels of views whose bases are mutated with grad and enter the graph too.
         assumes_nothing: no condition on a tensor is assumed: one did not hold, or a backward outside is cut off.
         usual_truths: branches on tensors, by code and index, with the truth of their condition in all of the last
@@ -70,6 +72,8 @@ class Specialization:
     changing_arrays: frozenset[str] = frozenset()
     perhaps_changing: frozenset[str] = frozenset()
     native_array_functions: frozenset[CodeType] = frozenset()
+    separates_aliases: bool = False
+    aliases_matter: bool = False
     views_needing_base: frozenset[str] = frozenset()
     assumes_nothing: bool = False
     usual_truths: frozenset[tuple[tuple[CodeType, int], bool]] = frozenset()

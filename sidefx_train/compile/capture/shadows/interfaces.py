@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from sidefx_train.compile.capture.guards.guard import Guard
 from sidefx_train.compile.capture.guards.recorder import GuardRecorder
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.guards.specialization import Specialization
@@ -31,6 +32,8 @@ class IdentityRecorder(Protocol):
     """Records the objects that were distinguished by identity."""
 
     def pin_key(self, key: Any) -> None: ...
+
+    def separated(self) -> list[Guard]: ...
 
 
 class StorageRecorder(Protocol):

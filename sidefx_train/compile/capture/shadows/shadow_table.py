@@ -29,6 +29,7 @@ from sidefx_train.compile.capture.guards.storage_guards import StorageSharing
 from sidefx_train.compile.capture.recording.tracer import GraphTracer
 from sidefx_train.compile.capture.recording.write_log import WriteLog
 from sidefx_train.compile.capture.shadows import transient_objects
+from sidefx_train.compile.capture.shadows.aliased_inputs import AliasedInputs
 from sidefx_train.compile.capture.shadows.containers import iterators
 from sidefx_train.compile.capture.shadows.containers.cells_and_globals import CellRecord, NamespaceRecord
 from sidefx_train.compile.capture.shadows.containers.instance_dicts import InstanceDictRecord
@@ -170,6 +171,7 @@ class ShadowTable(ShadowTableAPI):
         self.decides: Callable[[], None] = _not_callable_yet
         self.own_key: Callable[..., Any] = _not_callable_yet
         self.identities = Identities(self)
+        self.aliased = AliasedInputs(self)
         self.made_arrays = MadeArrays()
         self.shown = ShownClasses(self)
         self.ragged: dict[int, torch.Tensor] = {}
@@ -221,6 +223,9 @@ class ShadowTable(ShadowTableAPI):
             if type(record) is InstanceDictRecord:
                 record.fill()
             if record.source is not source:
+                copy = self.aliased.copy(record, source)
+                if copy is not ABSENT:
+                    return self.shadow(copy, source, name)
                 self._same(record, source)
             return record.shadow
         if cls is bool and (source.label in self.specialization.symbolic_numbers or source.is_picked):

@@ -15,6 +15,8 @@ from sidefx_train.compile.graph.strided_layout import is_static
 _MOST_ELEMENTS = 1 << 16
 _KEEPS_LAYOUT = (torch.ops.aten.view.default, torch.ops.aten.empty_like.default, torch.ops.aten.clone.default)
 _SYMBOLS = compat.SYMBOLS
+_OF_FACTORIES = frozenset({"dtype", "layout", "device", "pin_memory"})
+"""Arguments that a function which makes a tensor (``eye``, ``linspace``) has, and not with ``out=``."""
 
 
 def lay_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> None:
@@ -63,7 +65,7 @@ def stays_empty(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], filled
     if not any(map(_is_empty, filled)):
         return False
     names = [argument.name for argument in func._schema.arguments if argument.is_out]
-    new = without_outs(func)
+    new = without_outs(func) or without_outs(func, _OF_FACTORIES)
     if new is None:  # unknown
         return True
     with compat.no_recording(), torch.no_grad():
@@ -73,13 +75,13 @@ def stays_empty(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], filled
     return any(isinstance(out, torch.Tensor) and out.shape != result.shape for out, result in pairs)
 
 
-def without_outs(func: Any) -> Any:
-    """Returns the operator overload that allocates its results for the same arguments."""
+def without_outs(func: Any, left_out: frozenset[str] = frozenset()) -> Any:
+    """Returns the operator overload that allocates its results for the same arguments, and others that are left out."""
     wanted = [(a.name, str(a.type)) for a in func._schema.arguments if not a.is_out]
     packet = func.overloadpacket
     for name in packet.overloads():
         overload = getattr(packet, name)  # the packet's own ``__getattr__`` would create another object
-        same = wanted == [(a.name, str(a.type)) for a in overload._schema.arguments]
+        same = wanted == [(a.name, str(a.type)) for a in overload._schema.arguments if a.name not in left_out]
         if same and not overload._schema.is_mutable:
             return overload
     return None

@@ -9,6 +9,7 @@ import torch
 
 import sidefx_train
 from tests.opinfo.compare import same_contents
+from tests.support.parity import Program, parity
 
 CAPTURED = {
     "smaller": lambda x, y, z: torch.sin(y[0], out=x),
@@ -151,3 +152,14 @@ def test_operators_that_write_no_fake_output_write_it(size):
             warnings.simplefilter("ignore")
             have, want = compiled(square, outs[0]), step(square, outs[1])
         assert all(map(torch.equal, have, want)) and torch.equal(*outs) and have[0] is outs[0]
+
+
+@pytest.mark.parametrize("size", [0, 3])
+@pytest.mark.parametrize("function", ["eye", "linspace", "logspace"])
+def test_functions_that_make_tensors_fill_an_empty_one(function, size):
+    def step(x):
+        given = (size,) if function == "eye" else (0, 1, size)
+        out = getattr(torch, function)(*given, out=torch.empty(0, dtype=torch.float64))
+        return out, x + 1
+
+    parity(lambda: Program(step, lambda index: (torch.ones(2),), ()), steps=3)

@@ -9,6 +9,7 @@ import io
 import itertools
 import operator
 import os
+import re
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -24,15 +25,22 @@ BARE = frozenset({id(object.__new__), id(object.__init__)})
 
 
 def is_fake_tensor_error(error: Exception) -> bool:
-    """Returns True if an error comes from torch's Python rules for fake tensors, not from checks that eager makes."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    file = "" if trace is None else trace.tb_frame.f_code.co_filename
+    """Returns True if an error comes from torch's Python rules for fake tensors, not from checks that eager makes, or
+    names the class of a fake tensor or symbolic number."""
+    if _NAMES_FAKES.search(message_of(error)):
+        return True
+    trace, file = error.__traceback__, ""
+    while trace is not None:
+        code, trace = trace.tb_frame.f_code, trace.tb_next
+        file = file if code.co_name in _RAISE else code.co_filename
     return file.startswith(tuple(os.path.join(TORCH_DIR, part) for part in _RULES))
 
 
-_RULES = ("_refs", "_prims", "_decomp", "_meta_registrations", "_subclasses")
+_NAMES_FAKES = re.compile(r"FakeTensor|(?:not |got |got \([^)]*)Sym(?:Int|Float|Bool)")
+_RAISE = frozenset({"_check", "_check_with"})
+"""Functions of torch that raise for such a rule."""
+
+_RULES = ("_refs", "_prims", "_prims_common", "_decomp", "_meta_registrations", "_subclasses")
 """Modules of torch with these rules."""
 
 

@@ -48,7 +48,7 @@ def check_overlap(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
                 f"{func} writes, with autograd on, to a view of another dtype than its base, which has a storage offset"
             )
             raise Unsupported("SFX107", f"{reason}: its derivative raises in eager")
-        if _is_known(target) and not is_dense(target) and _several_in_one_place(target):
+        if overlaps_itself(target):
             raise _refused(func, "more than one element of the written-to tensor refers to a single memory location")
         others = by_storage.setdefault(compat.storage_id(target), [])
         for other, same_place_is_fine in others:
@@ -59,6 +59,11 @@ def check_overlap(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> N
                     func, "some elements of an operand and of the written-to tensor refer to a single memory location"
                 )
         others.append((target, False))
+
+
+def overlaps_itself(target: torch.Tensor) -> bool:
+    """Returns True if several elements of a tensor share an address."""
+    return _is_known(target) and not is_dense(target) and _several_in_one_place(target)
 
 
 def _check_metadata_mutation(func: Any, mutated: torch.Tensor) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.recording.eager_parity.memory_overlap import overlaps_itself
 from sidefx_train.compile.capture.recording.eager_parity.resize import set_layout
 from sidefx_train.compile.capture.shadows.records import TensorRecord
 from sidefx_train.compile.common.thread_warnings import no_warnings
@@ -115,6 +116,8 @@ class StorageRebinding:
 
     def _refill(self, out: torch.Tensor, value: torch.Tensor) -> None:
         """Resizes a non-empty tensor, with torch's warning, and writes a result to it."""
+        if overlaps_itself(out):
+            self.heap.refuse("SFX108", "calls an operation with out= of which several elements share an address")
         if self.warn is not None:
             head, rest = _warned().split("[1]")
             middle, tail = rest.split("[2]")

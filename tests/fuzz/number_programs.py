@@ -20,6 +20,10 @@ import sidefx_train
 from tests.fuzz.compare import Differs
 
 CALLS = 8
+WITH_TRUTHS = 10**6
+"""From this seed on, one or two of the numbers are truth values."""
+
+_TRUTHS = (False, True)
 _INTEGERS = (0, 1, -1, 2, 3, 5, -7, 10, 64, 1000, 2**31, -(2**33))
 _FLOATS = (0.0, -0.0, 0.1, -2.5, 0.5, 1.5, 3.0, -7.0, 1e10, 1e-7, 1e300, math.inf, -math.inf, math.nan)
 _LITERALS = ("0", "1", "2", "-1", "-3", "7", "0.5", "-0.0", "0.0", "2.0", "math.inf", "-math.inf", "True", "False")
@@ -36,6 +40,10 @@ _USES = (
     "return torch.zeros(int(abs(r)) % 5 if abs(r) < 1e6 else 2).numel() + x.sum()",
     "return x * 2 if r else x - 1",
     "return x * float(r), f'{r}'",
+)
+_USES_OF_TRUTHS = (
+    "return x[b:], (3, 4)[bool(r)], [r, b], c is True",
+    "return torch.tensor([r, b, 1]), x * b + c",
 )
 
 
@@ -64,9 +72,12 @@ def from_seed(seed: int) -> tuple[str, list[tuple[Any, ...]]]:
     """Returns the program of a seed, and the numbers of its calls."""
     choose = random.Random(seed)
     infix = _INFIX if seed % 3 else (*_INFIX, *_OF_INTEGERS)
-    expression, use = _expression(choose, choose.choice((1, 2, 2, 3)), infix), choose.choice(_USES)
+    uses = (*_USES, *_USES_OF_TRUTHS) if seed >= WITH_TRUTHS else _USES
+    expression, use = _expression(choose, choose.choice((1, 2, 2, 3)), infix), choose.choice(uses)
     source = f"def step(x, a, b, c):\n    r = {expression}\n    {use}\n"
     kinds = [choose.choice((_INTEGERS, _FLOATS if seed % 3 else _INTEGERS)) for _ in range(2)] + [_INTEGERS]
+    if seed >= WITH_TRUTHS:
+        kinds[1:] = _TRUTHS, choose.choice((_TRUTHS, _INTEGERS))
     return source, [tuple(map(choose.choice, kinds)) for _ in range(CALLS)]
 
 

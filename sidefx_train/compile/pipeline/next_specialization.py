@@ -31,6 +31,8 @@ def after_stop(spec: Specialization, world: TraceWorld, stop: Unsupported) -> Sp
         return replace(spec, endless_branches=spec.endless_branches | world.branches.endless)
     if world.listed:
         return replace(spec, lists_numbers=False)
+    if stop.code == "SFX106" and world.deferred_arrays.of_numbers:
+        return replace(spec, defers_numbers=False)
     if spec.perhaps_changing:
         return replace(spec, perhaps_changing=frozenset())
     running = {frame.info.code for frame in frames_of(stop)} & world.array_functions

@@ -81,9 +81,18 @@ def is_known_to_hooks(kept, p, y):
     p.register_hook(lambda grad: kept.values.append(grad.numpy().copy()))
 
 
+def is_of_numbers(kept, p, y):
+    loss, right = p.square().mean().item(), (p.argmax(1) == y).sum().item()
+    kept.values += [np.sqrt(loss), np.exp(loss) / 2, np.log(-loss), np.float32(loss), np.clip(loss, 0, 1e-3)]
+    kept.values += [np.mean([loss, right]), np.std([loss, 1.0]), np.array([loss, 2.0]), np.array([right, 1])]
+    kept.values += [np.maximum(loss, 0.1), np.round(loss, 3), np.float64(loss) / (loss - loss), np.square(right)]
+    kept.text = f"{np.log10(loss):.3f} {np.mean((right, 2))}"
+    kept.total += np.power(right, 2.0)
+
+
 WHOLE = [
     stores, measures, computes, looks, takes_parts, converts, is_written_later, is_of_a_weight, warns,
-    is_known_to_hooks,
+    is_known_to_hooks, is_of_numbers,
 ]  # fmt: skip
 
 
@@ -133,7 +142,17 @@ def goes_to_a_library(kept, p, y):
     kept.values.append(np.unique(p.argmax(1).numpy()))
 
 
-IN_PARTS = [decides, writes, adds_in_place, iterates, is_a_key, asks_for_an_error, raises, goes_to_a_library]
+def takes_powers(kept, p, y):
+    for exponent in (y - 9).numpy():
+        try:
+            kept.values.append(2**exponent)
+        except ValueError as error:
+            kept.values.append(str(error))
+
+
+IN_PARTS = [
+    decides, writes, adds_in_place, iterates, is_a_key, asks_for_an_error, raises, goes_to_a_library, takes_powers,
+]  # fmt: skip
 
 
 def fresh():
@@ -147,6 +166,7 @@ def fresh():
 def trained(use, wrap, sizes=(6, 6, 6, 6)):
     kept = fresh()
     optimizer = torch.optim.AdamW(kept.model.parameters(), lr=1e-2)
+    kept.optimizer = types.SimpleNamespace(param_groups=optimizer.param_groups)
 
     def step(x, y):
         optimizer.zero_grad()
@@ -182,7 +202,7 @@ def equal(a, b):
 def compared(use, **options):
     want, _ = trained(use, lambda step: step, **options)
     have, run = trained(use, lambda step: sidefx_train.compile(step, backend="eager", warmup="now"), **options)
-    for name in vars(want):
+    for name in vars(want).keys() - {"optimizer"}:
         assert equal(getattr(want, name), getattr(have, name)), name
     return want, have, run.report()
 
@@ -246,6 +266,24 @@ def test_numpy_may_raise_from_some_call_on():
         assert compiled(torch.ones(3)) == compiled(torch.ones(3)) == -np.inf
     with np.errstate(divide="raise"), pytest.raises(FloatingPointError):
         compiled(torch.ones(3))
+
+
+@pytest.mark.parametrize("use", ["rate", "truth", "factor"])
+def test_a_result_that_the_step_needs_ends_a_part_where_it_is_computed(use):
+    """What follows is captured with it, the update of the optimizer among it."""
+
+    def needs(kept, p, y):
+        loss = p.square().mean().item()
+        if use == "rate":
+            kept.optimizer.param_groups[0]["lr"] = np.clip(loss, 1e-3, 1e-2)
+        elif use == "truth":
+            kept.seen += 1 if not np.isnan(loss) and np.mean([loss, 1.0]) > 0.6 else 2
+        else:
+            kept.values.append(p.detach() * np.sqrt(loss))
+
+    *_, report = compared(needs)
+    assert [each.code for each in report.breaks] == ["SFX101"] and not report.fallbacks
+    assert "needs a value" in report.breaks[0].reason and "SFX106" not in str(report)
 
 
 def test_logged_in_a_module_of_lightning(tmp_path):

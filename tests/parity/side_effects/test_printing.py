@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+import sidefx_train
+from tests.support.parity import Program, parity
 from tests.support.side_effects import check
 
 
@@ -42,3 +45,35 @@ def test_print_of_an_object_the_step_has_changed():
         self.calls += 1
 
     check(body, fields=lambda: {"meter": Meter(), "calls": 0})
+
+
+@pytest.mark.parametrize("shown", ["{:.3f}", "%.3f"])
+def test_numbers_of_tensors_whose_graphs_are_alive(shown):
+    """Only the number leaves the step, not the history: the step is one graph, and may assume a condition."""
+
+    def make() -> Program:
+        model, other = torch.nn.Linear(4, 2), torch.nn.Linear(4, 2)
+        lines = []
+
+        def step(x):
+            h = model(x)
+            assert (h > -100).all(), "too small"
+            loss, value = h.square().mean(), other(x).square().mean()
+            model.zero_grad()
+            loss.backward(retain_graph=True)
+            lines.append(f"{loss:.3f} of {value}" if shown == "{:.3f}" else "%.3f of %5.2f" % (loss, value))
+            print(lines[-1])
+
+        return Program(step, lambda call: (torch.randn(3, 4),), [model, other, lines])
+
+    parity(make)
+
+
+@pytest.mark.parametrize("text", ["%s", "%r and %.2f", "%(loss)s", "%5s"])
+def test_other_conversions_show_the_history(text):
+    def step(x):
+        loss = (x * 2).sum()
+        return text % ({"loss": loss} if "(" in text else (loss, loss)[: text.count("%")])
+
+    made = sidefx_train.compile(step, backend="eager")
+    assert all("6., grad_fn=" in made(torch.ones(3, requires_grad=True)) for _ in range(2))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+
 import pytest
 import torch
 from torch import nn
@@ -124,3 +126,30 @@ def test_metric_with_a_check_of_its_own():
             run(torch.full((2,), float(i)))
         means.append(metric.compute())
     assert torch.equal(*means)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_views_of_dicts(ordered):
+    """A view shows what its dict gets later, whether the dict is from outside or new."""
+
+    class Kept:
+        table = collections.OrderedDict(first=1) if ordered else {"first": 1}
+
+    def step(kept, x):
+        made = type(kept.table)(sum=x.sum(), mean=x.mean())
+        kept.views = made.keys(), made.values(), made.items(), kept.table.keys(), vars(kept).keys()
+        made["last"] = x.max()
+        kept.table[f"call {len(kept.table)}"] = x.min()
+        return made.values() if ordered else made.items()
+
+    def outcome(run):
+        kept, seen = Kept(), []
+        kept.table = Kept.table.copy()
+        for call in range(3):
+            result = run(kept, torch.arange(4.0) + call)
+            kept.table["after"] = call
+            seen.append([type(result), *map(type, kept.views), list(result), *map(list, kept.views)])
+        return seen
+
+    compiled = sidefx_train.compile(step, backend="eager", fullgraph=True, on_failure="raise")
+    assert outcome(compiled) == outcome(step)

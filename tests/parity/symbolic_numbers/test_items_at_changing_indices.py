@@ -6,6 +6,7 @@ import math
 import random
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -214,6 +215,33 @@ CHOICES = {
     "submodule": lambda space, k: getattr(space.named, "layer" + str(k)),
     "with a default": lambda space, k: getattr(space, f"layer{k}", None) if hasattr(space, f"layer{k}") else None,
 }
+
+
+INDICES = {
+    "int": lambda array, place: int(array[place]),
+    "item": lambda array, place: array[place].item(),
+    "list": lambda array, place: array.tolist()[place],
+    "absolute": lambda array, place: int(np.abs(array[place] - 2)),
+}
+
+
+@pytest.mark.parametrize("index", INDICES)
+def test_indices_that_are_computed_by_the_same_functions(index):
+    """Each is another index, whatever its name in messages is."""
+
+    def make() -> Program:
+        items = [torch.full((2,), float(number)) for number in range(5)]
+        tables = [{"rate": float(number), "kept": torch.full((2,), -float(number))} for number in range(5)]
+
+        def step():
+            drawn = np.random.randint(5, size=4)
+            first, second, third, fourth = (INDICES[index](drawn, place) for place in range(4))
+            return items[first] * 10 + items[second], tables[third]["rate"], tables[fourth]["kept"] + 1
+
+        np.random.seed(3)
+        return Program(step, lambda call: (), [items])
+
+    parity(make, steps=24, captures=None)
 
 
 @pytest.mark.parametrize("drawn", [False, True])

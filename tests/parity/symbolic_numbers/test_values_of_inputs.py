@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import sidefx_train
-from tests.support.parity import same
+from tests.support.parity import Program, parity, same
 
 
 class World:
@@ -277,3 +277,26 @@ def test_a_function_of_math_reads_a_tensor(function):
         assert step(*worlds[0]) == captured(*worlds[1])
         same(worlds[0], worlds[1], "state", exact=True)
     assert len(captured.report().captures) == 1 and not captured.report().breaks, str(captured.report())
+
+
+def test_causal_masks_of_changing_lengths():
+    """``nn.Transformer`` compares a mask with the causal one, and passes the answer on: the prologue knows it."""
+
+    def make() -> Program:
+        model = nn.Transformer(8, 2, 1, 1, 8)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(source, target):
+            n = target.shape[0]
+            mask = (torch.triu(torch.ones(n, n)) == 1).transpose(0, 1)
+            mask = mask.float().masked_fill(mask == 0, float("-inf")).masked_fill(mask == 1, 0.0)
+            unmasked = torch.zeros(source.shape[0], source.shape[0]).type(torch.bool)
+            optimizer.zero_grad()
+            loss = model(source, target, unmasked, mask).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return Program(step, lambda i: (torch.randn(4 + i % 3, 2, 8), torch.randn(5 + i % 2, 2, 8)), [model])
+
+    parity(make, steps=6, captures=2)

@@ -53,6 +53,7 @@ class Specialization:
         native_backward: Python code in a backward outside has effects, or reads what may change: it runs natively.
         splits_slices: slices whose bounds only the graph knows end a part: the backend does not compile them.
         lists_numbers: ``tolist`` of a small tensor is captured; False if the step needs their values.
+        defers_numbers: what NumPy makes of numbers of the graph is computed after it; False if the step needs it.
     """
 
     symbolic_numbers: frozenset[str] = frozenset()
@@ -94,6 +95,7 @@ class Specialization:
     native_backward: bool = False
     splits_slices: bool = False
     lists_numbers: bool = True
+    defers_numbers: bool = True
 
     @property
     def has_symbolic_sizes(self) -> bool:

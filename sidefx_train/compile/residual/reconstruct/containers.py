@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from sidefx_train.compile.capture.shadows.containers.sets import insertion, wide, wide_set
+from sidefx_train.compile.capture.shadows.containers.traversal import DICT_VIEWS
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
 from sidefx_train.compile.common.plain_values import (
     base_container,
@@ -205,6 +206,14 @@ def new_mapping_proxy(rebuilder: Reconstruction, value: types.MappingProxyType[A
     (shown,) = gc.get_referents(value)
     with rebuilder.constructing():
         return rebuilder.remember(value, f"{rebuilder.constant(type(value), 'proxy')}({rebuilder.expression(shown)})")
+
+
+def new_dict_view(rebuilder: Reconstruction, value: Any) -> str:
+    """Returns a view of the keys, values or items of a dict."""
+    (shown,) = gc.get_referents(value)
+    with rebuilder.constructing():
+        made = f"{rebuilder.constant(DICT_VIEWS[type(value)], 'view')}({rebuilder.expression(shown)})"
+    return rebuilder.remember(value, made)
 
 
 def instance_dict(rebuilder: Reconstruction, value: dict[str, Any]) -> str:

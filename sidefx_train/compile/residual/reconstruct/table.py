@@ -20,6 +20,7 @@ from sidefx_train.compile.capture.interpreter.generators import InterpretedGener
 from sidefx_train.compile.capture.interpreter.object_model.iteration import PythonIterable, PythonIterator
 from sidefx_train.compile.capture.recording.dispatch_mode import RandomState
 from sidefx_train.compile.capture.shadows.containers.iterators import HANDED_ON, REBUILT
+from sidefx_train.compile.capture.shadows.containers.traversal import DICT_VIEWS
 from sidefx_train.compile.capture.shadows.deferred_values import (
     DeferredValue,
     RangeOfNumber,
@@ -78,6 +79,7 @@ BY_CLASS: dict[type, Build] = {
     PendingCollective: _refused("SFX104", lambda value: f"the Work of torch.distributed.{value.name}"),
     SDPAParams: instances.new_attention_arguments,
     types.MappingProxyType: containers.new_mapping_proxy,
+    **dict.fromkeys(DICT_VIEWS, containers.new_dict_view),
 }
 """By exact class."""
 

@@ -258,7 +258,7 @@ class ListRecord(Record):
         code = compat.python_source(index.node.expr)
         pick = Pick(code, {name: known[name][0] for name in names}, CONDITION_NAMES)
         found = pick(self.real, *(known[name][1] for name in names))
-        return found, self._picked.setdefault(pick.label, self.heap.sources.picked(self.base, pick))
+        return found, self._picked.setdefault(code, self.heap.sources.picked(self.base, pick))
 
     def _length_outside(self, removes: bool = False) -> Any:
         """Returns the length without what the step has appended: symbolic if that changes, or if the step removes or

@@ -6,7 +6,7 @@ import collections
 import functools
 import gc
 import types
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from sidefx_train.compile.capture.interpreter.generator_finalizers import COMPOSED
@@ -18,6 +18,12 @@ _DICTS: tuple[Any, ...] = ({}, collections.OrderedDict())
 _VIEWS: tuple[Any, ...] = tuple(view for empty in _DICTS for view in (empty.keys(), empty.values(), empty.items()))
 _SEQUENCES: tuple[Any, ...] = ([], (), collections.deque())
 
+DICT_VIEWS: dict[type, Callable[[Any], Any]] = {
+    type(getattr(base(), name)()): getattr(base, name)
+    for base in (dict, collections.OrderedDict)
+    for name in ("keys", "values", "items")
+}
+"""What makes a view of a dict of this class."""
 VIEWS: tuple[type, ...] = tuple(type(view) for view in _VIEWS[:3])
 _WALKERS = frozenset(
     {type(view) for view in _VIEWS}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from sidefx_train.compile.capture.shadows.deferred_values import (
     DeferredValue,
     Shown,
     TensorSnapshot,
+    percent,
 )
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
 from sidefx_train.compile.capture.world.native_calls.dunder_reentry import MethodCode
@@ -124,6 +126,8 @@ def deferred_string(
         Unsupported: formatting raises whatever the values are, so the error must not be deferred.
     """
     kwargs = kwargs or {}
+    if fn is format or (fn is percent and _OTHER_THAN_NUMBERS.search(args[0]) is None):
+        args = tuple(_as_number(world, value) for value in args)
     made = DeferredValue(
         fn,
         tuple(map(world.freeze, args)),
@@ -138,6 +142,22 @@ def deferred_string(
         message = f"{type(error).__name__}: {error}"
         world.heap.refuse("SFX106", f"formats a value that is known only after the step, which raises {message}")
     return made
+
+
+def _as_number(world: CaptureContext, value: Any) -> Any:
+    """Returns a tensor of which only the number is shown without its history, which would leave the step."""
+    if type(value) is tuple:
+        return tuple(_as_number(world, each) for each in value)
+    if type(value) is not compat.FakeTensor or value.grad_fn is None or value.dim():
+        return value
+    if world.interp.type_of(value) is not torch.Tensor:
+        return value
+    with torch.no_grad():
+        return value.detach()
+
+
+_OTHER_THAN_NUMBERS = re.compile(r"%[^diouxXeEfFgG%]*[^diouxXeEfFgG%.*0-9 +#-]")
+"""Finds a conversion like ``%s``, which shows more of a tensor than its number, and such with the names of a dict."""
 
 
 def _sample(value: Any, number: float) -> Any:

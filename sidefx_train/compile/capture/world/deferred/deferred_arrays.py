@@ -77,10 +77,15 @@ _MOST_ELEMENTS = 1 << 22
 
 
 class DeferredArrays:
-    """The arrays of one capture that exist when its graph has run."""
+    """The arrays of one capture that exist when its graph has run.
+
+    Attributes:
+        of_numbers: some are made of numbers that only the graph knows, not of tensors.
+    """
 
     def __init__(self, world: CaptureWorldAPI) -> None:
         self._world = world
+        self.of_numbers = False
         self._warns: bool | None = None
 
     def of_tensor(self, tensor: Any) -> Any:
@@ -116,7 +121,7 @@ class DeferredArrays:
             made = self.of_tensor(args[0])
             return made if made is ABSENT or fn is np.asarray else self._made(np.array, (made,), {})
         if not any(map(_holds, args)) and not any(map(_holds, kwargs.values())):
-            return ABSENT
+            return self._of_numbers(fn, args, kwargs)
         if alone and fn is np.asarray and _is_array(args[0]):
             return args[0]
         if type(fn) is types.MethodType and _holds(fn.__self__):
@@ -126,6 +131,24 @@ class DeferredArrays:
         if _makes_view(fn, args) and not kwargs:
             return self._view(fn, args)
         return self._made(fn, args, kwargs) if _is_pure(fn, args, kwargs) else ABSENT
+
+    def _of_numbers(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Returns what a pure function of NumPy makes of numbers that only the graph knows; :data:`ABSENT` for another
+        call, or for a truth, and where the prologue may know one of the numbers."""
+        world = self._world
+        if not any(map(_is_unknown, (*args, *kwargs.values()))) or not _is_numpys(fn) or not _is_pure(fn, args, kwargs):
+            return ABSENT
+        if not world.specialization.defers_numbers or world.modes.entered or not self._may_warn():
+            return ABSENT
+        world.random_draws.of_torch.want_read()
+        world.host_reads.want(())
+        if world.random_draws.of_torch.wanted or world.host_reads.wanted:
+            return ABSENT
+        made = self._made(fn, args, kwargs)
+        if made is ABSENT or safe_isinstance(made.sample, np.bool_):
+            return ABSENT
+        self.of_numbers = True
+        return made
 
     def refuse_to_library(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Refuses to interpret another library's function of such an array: it runs natively as a whole."""
@@ -198,6 +221,8 @@ class DeferredArrays:
         if world.context.sets_numpy_errors or deferred_warnings.sets_filters(world):
             return ABSENT
         samples = [_sample_of(world, each) for each in args]
+        if (fn is np.power or fn is operator.pow) and _may_be_negative_power(samples, args[1]):
+            return ABSENT
         try:
             with compat.real_world(), no_warnings(), np.errstate(all="ignore"):
                 sample = fn(*samples, **{name: _sample_of(world, each) for name, each in kwargs.items()})
@@ -360,13 +385,27 @@ def _holds(value: Any) -> bool:
     return type(value) in (list, tuple) and any(type(each) is DeferredArray for each in tuple(value))
 
 
+def _is_unknown(value: Any) -> bool:
+    """Returns True for a number that only the graph knows, and a list or tuple of the step with one."""
+    if type(value) in (list, tuple):
+        return any(map(_is_unknown, tuple(value)))
+    return type(value) in (torch.SymFloat, torch.SymInt) and compat.is_unbacked(value)
+
+
+def _is_numpys(fn: Any) -> bool:
+    if safe_isinstance(fn, type):
+        return issubclass(fn, np.generic)
+    return type(fn) is np.ufunc or type(fn) is type(np.where) or fn is np.array
+
+
 def _is_pure(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     if not {"out", "copy"}.isdisjoint(kwargs) or any(safe_isinstance(each, np.ndarray) for each in args):
         return False
     if type(fn) is np.ufunc:
         counts: Any = fn
         return getattr(np, fn.__name__, None) is fn and len(args) == counts.nin and counts.nout == 1
-    one = not any(map(_is_array, args[1:]))  # another one may be what the result is written to
+    # Another one may be what the result is written to; an axis or a quantile that is not known may be out of range.
+    one = not any(_holds(each) or _is_unknown(each) for each in (*args[1:], *kwargs.values()))
     if type(fn) is types.MethodDescriptorType:
         of_numbers = fn.__objclass__ in (np.ndarray, float, int, bool) or issubclass(fn.__objclass__, np.generic)
         return of_numbers and fn.__name__ in _METHODS and (one or fn.__name__ == "dot")
@@ -382,6 +421,11 @@ def _is_pure(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         return len(args) == 3
     hashable = type(fn) in (type(np.where), types.BuiltinFunctionType, types.FunctionType)
     return hashable and fn in _FUNCTIONS and (one or fn is np.dot or fn is np.clip)
+
+
+def _may_be_negative_power(samples: list[Any], exponent: Any) -> bool:
+    """Returns True for integers to the power of integers that are not known: NumPy raises for negative ones."""
+    return (_holds(exponent) or _is_unknown(exponent)) and all(np.asarray(each).dtype.kind in "biu" for each in samples)
 
 
 def _is_exact(value: Any) -> bool:

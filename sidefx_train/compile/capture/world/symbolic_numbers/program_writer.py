@@ -38,15 +38,15 @@ _ON_ANY = frozenset(
     + (aten.amax, aten.amin, aten.where, aten.masked_fill, aten.neg, aten.abs, aten.sign, aten.sym_size, aten.index)
     + (_OF_NUMBER, aten.zeros_like, aten.ones_like, aten.full_like, aten.nonzero_static, aten.new_ones)
     + (aten.new_zeros, aten.new_full, aten.new_empty, aten.zeros, aten.ones, aten.full, aten.bucketize)
-    + (aten.searchsorted, aten.isin, aten.linspace)
+    + (aten.searchsorted, aten.isin, aten.linspace, aten.tril, aten.triu, aten.roll, aten.gather)
+    + (aten.repeat_interleave,)
 )
 """Operators that compute the same whatever surrounds them, without an effect."""
 
 _ON_INTEGERS = frozenset(
     (aten.add, aten.sub, aten.rsub, aten.mul, aten.floor_divide, aten.div, aten.remainder, aten.sum, aten.cumsum)
     + (aten.clamp, aten.clamp_min, aten.clamp_max, aten.bitwise_and, aten.bitwise_or, aten.bitwise_not, aten.maximum)
-    + (aten.minimum, aten.prod, aten.bitwise_xor, aten.stack, aten.cat, aten.gather)
-    + (aten.scatter, aten.index_add, aten.roll, aten.tril, aten.triu, aten.repeat_interleave)
+    + (aten.minimum, aten.prod, aten.bitwise_xor, aten.stack, aten.cat, aten.scatter, aten.index_add)
 )
 """Operators that do so for integers; of floats, autocast may change what they compute."""
 

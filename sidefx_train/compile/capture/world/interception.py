@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.capture.interpreter.object_model import formatting
+from sidefx_train.compile.capture.interpreter.object_model import formatting, str_format
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import ListRecord
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
 from sidefx_train.compile.capture.world.deferred import deferred_warnings
@@ -242,6 +242,8 @@ class Interception:
         if joins(fn) and len(args) == 1 and hasattr(type(args[0]), "__next__"):
             return self.interp.call(fn, (self.interp.iterate(args[0]),), kwargs)
         if safe_isinstance(attribute_of(fn, "__self__"), str) and (found := deferred_in([*args, *kwargs.values()])):
+            if str_format.is_formatted_by_fields(fn, args, kwargs):
+                return ABSENT
             self.world.operators.check_hidden(fn.__name__, found)
             return deferred_string(self.world, fn, args, kwargs)
         if type(fn) in _WRAPPERS and fn.__name__ in ("__repr__", "__str__"):

@@ -5,6 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from types import CodeType
 
+EXACT_STRINGS = 8
+"""How often a string that the step decides on may change; then what reads it runs natively, between two parts."""
+
+
+def passed_on(changes: tuple[str, ...], limit: int) -> frozenset[str]:
+    """Returns the labels of strings that have changed more often than ``limit``."""
+    return frozenset(label for label in changes if changes.count(label) > limit)
+
 
 @dataclass(frozen=True)
 class Specialization:
@@ -21,10 +29,11 @@ class Specialization:
         list_growths: labels of lists that became longer, once for each time.
         changed_lengths: labels of lists whose length differed from that of a capture.
         unbounded_lists: labels of lists that become longer at every call: guarded by a prefix.
-        string_changes: labels of strings, and tuples of strings, that have changed, once for each time; twice if many
-            changed at once.
+        string_changes: labels of strings, bytes and tuples of strings that have changed, once for each time; twice if
+            many changed at once.
         pass_through_strings: labels of strings that keep changing: passed on, not guarded by value.
-        guards_strings: the step branches on one of these strings, so strings are guarded by value after all.
+        guards_strings: the step branches on one of these strings, so strings are guarded by value after all, until
+            they have changed often.
         array_changes: labels of NumPy arrays whose contents have changed, and of such numbers, once for each time.
         changing_arrays: those of them that keep changing: what reads these runs natively.
         perhaps_changing: those of them that have changed once or twice: the same, unless that stops the capture.
@@ -95,3 +104,7 @@ class Specialization:
     def has_symbolic_sizes(self) -> bool:
         """Returns True if some size of the next capture is symbolic."""
         return self.all_dynamic or bool(self.dynamic_sizes)
+
+    def passes_on(self, cls: type, label: str) -> bool:
+        """Returns True for a string, bytes or tuple of strings that is passed on; others are read, item by item."""
+        return label in self.pass_through_strings and not (cls is tuple and label in self.symbolic_numbers)

@@ -196,3 +196,13 @@ def join_text(parts: tuple[Any, ...]) -> str:
 
 def percent(text: str, values: Any) -> str:
     return text % values
+
+
+TEXT_METHODS = frozenset(
+    vars(str)[name]
+    for name in (
+        "capitalize", "casefold", "center", "expandtabs", "ljust", "lower", "lstrip", "removeprefix", "removesuffix",
+        "replace", "rjust", "rstrip", "strip", "swapcase", "title", "upper", "zfill",
+    )
+)  # fmt: skip
+"""Methods of strings that make another string, and raise for no string: they are called when the string exists."""

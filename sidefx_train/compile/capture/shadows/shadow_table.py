@@ -175,6 +175,7 @@ class ShadowTable(ShadowTableAPI):
         self.ragged: dict[int, torch.Tensor] = {}
         self.ragged_dims: dict[int, int] = {}
         self._texts: dict[int, DeferredValue] = {}
+        self.passed_tuples: dict[str, int] = {}
         self.iterators: list[Source] = []
         self.watched: dict[int, str] = {}
         self.memories: dict[Any, StorageSharing] = {}
@@ -209,7 +210,9 @@ class ShadowTable(ShadowTableAPI):
         cls = type(real)
         if cls is int or cls is float:
             return self._number(real, source, name)
-        if (cls is str or cls is tuple) and source.label in self.specialization.pass_through_strings:
+        if cls in (str, bytes, tuple) and self.specialization.passes_on(cls, source.label):
+            if cls is tuple:
+                self.passed_tuples[source.label] = len(real)
             return self._passed(real, source)
         if cls is tuple and is_state(real):
             return self._passed(real, source)
@@ -288,8 +291,8 @@ class ShadowTable(ShadowTableAPI):
         """Returns the shadows of the step's positional arguments."""
         return tuple(self.shadow(value, self.sources.arg(i)) for i, value in enumerate(args))
 
-    def _passed(self, real: str | tuple[Any, ...] | np.generic, source: Source) -> DeferredValue:
-        """Returns a pass-through string, tuple of strings, number of NumPy or state of ``random``: it is stored,
+    def _passed(self, real: str | bytes | tuple[Any, ...] | np.generic, source: Source) -> DeferredValue:
+        """Returns a pass-through string, bytes, tuple of strings, number of NumPy or state of ``random``: it is stored,
         formatted, printed or passed on, but no branch depends on it."""
         found = self._texts.get(id(source))
         if found is None:

@@ -14,6 +14,7 @@ from sidefx_train.compile.capture.guards.guard import Guard, TensorFacts
 from sidefx_train.compile.capture.guards.native_check import split
 from sidefx_train.compile.capture.guards.python_check import failing
 from sidefx_train.compile.capture.guards.source import Source
+from sidefx_train.compile.capture.guards.specialization import PASSED_ON
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import CONTENTS, SHAPE
 from sidefx_train.compile.common.host_programs import OF_NUMPY
 from sidefx_train.compile.common.plain_values import maxlen_of
@@ -149,11 +150,11 @@ def changed_values(
 
 
 def _is_text(value: Any) -> bool:
-    """Returns True for a string or bytes, and for a tuple of strings, as data loaders make one of the names in a
-    batch."""
+    """Returns True for a string, bytes or a date, and for a tuple of strings, as data loaders make one of the names in
+    a batch."""
     if type(value) is tuple:
         return bool(value) and all(type(each) is str for each in value)
-    return type(value) in (str, bytes)
+    return type(value) in PASSED_ON
 
 
 def _differing(old: Any, new: Any) -> int:
@@ -168,7 +169,7 @@ def _changed_texts(label: str, old: tuple[Any, ...], new: tuple[Any, ...]) -> di
     if len(old) != len(new):
         return {}
     pairs = enumerate(zip(old, new, strict=True))
-    return {f"{label}[{i}]": 1 for i, (a, b) in pairs if type(a) is type(b) and type(a) in (str, bytes) and a != b}
+    return {f"{label}[{i}]": 1 for i, (a, b) in pairs if type(a) is type(b) and type(a) in PASSED_ON and a != b}
 
 
 def _below(source: Source | None, known: set[Source]) -> Source | None:

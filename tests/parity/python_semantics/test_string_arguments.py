@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import datetime
 import functools
 import itertools
 import operator
@@ -79,6 +80,8 @@ def test_what_c_code_does_with_texts():
 CHANGING = {
     "bytes": lambda i: f"row {i}".encode(),
     "string": lambda i: f"row {i}",
+    "date": lambda i: datetime.datetime(2020, 1, 1 + i),
+    "time span": lambda i: datetime.timedelta(seconds=i),
     "tuple": lambda i: (f"row {i}", f"name {i}"),
     "mixed tuple": lambda i: (f"row {i}", 7, f"{i}".encode(), None),
     "tuple of a tuple": lambda i: ((f"row {i}",), {}),
@@ -158,6 +161,20 @@ def test_what_decides_on_a_text_that_keeps_changing_runs_between_two_parts(decis
     report = parity(make, steps=24, captures=None, whole=False)
     assert not report.fallbacks, str(report)
     assert len(report.captures) <= 12
+
+
+def test_what_reads_a_date_that_keeps_changing_runs_between_two_parts():
+    def make() -> Program:
+        seen: list = []
+
+        def step(x, now):
+            seen.append(f"{now:%Y-%m-%d} {now.isoformat()}")
+            return x * 2
+
+        return Program(step, lambda index: (torch.ones(3), datetime.datetime(2020, 1, 1 + index)), (seen,))
+
+    report = parity(make, steps=24, captures=None, whole=False)
+    assert not report.fallbacks, str(report)
 
 
 def test_a_mode_among_few_is_exact():

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 from dataclasses import dataclass
 from types import CodeType
+
+PASSED_ON: tuple[type, ...] = (str, bytes, datetime.datetime, datetime.date, datetime.time, datetime.timedelta)
+"""Classes of values that are passed on if they keep changing; so are tuples of strings."""
 
 EXACT_STRINGS = 8
 """How often a string that the step decides on may change; then what reads it runs natively, between two parts."""
@@ -29,8 +33,8 @@ class Specialization:
         list_growths: labels of lists that became longer, once for each time.
         changed_lengths: labels of lists whose length differed from that of a capture.
         unbounded_lists: labels of lists that become longer at every call: guarded by a prefix.
-        string_changes: labels of strings, bytes and tuples of strings that have changed, once for each time; twice if
-            many changed at once.
+        string_changes: labels of strings, bytes, dates and tuples of strings that have changed, once for each time;
+            twice if many changed at once.
         pass_through_strings: labels of strings that keep changing: passed on, not guarded by value.
         guards_strings: the step branches on one of these strings, so strings are guarded by value after all, until
             they have changed often.
@@ -106,5 +110,8 @@ class Specialization:
         return self.all_dynamic or bool(self.dynamic_sizes)
 
     def passes_on(self, cls: type, label: str) -> bool:
-        """Returns True for a string, bytes or tuple of strings that is passed on; others are read, item by item."""
-        return label in self.pass_through_strings and not (cls is tuple and label in self.symbolic_numbers)
+        """Returns True for a string, bytes, date or tuple of strings that is passed on; other tuples are read item by
+        item."""
+        if cls is tuple:
+            return label in self.pass_through_strings and label not in self.symbolic_numbers
+        return cls in PASSED_ON and label in self.pass_through_strings

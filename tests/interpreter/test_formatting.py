@@ -66,6 +66,55 @@ def body_format_method():
     return "{} {1} {k:>4} {k!r} {d[a]} {n.v}".replace("{}", "{0}").format(n, 2, k=n, d={"a": 5}, n=n), format(n, "zz")
 
 
+def body_format_method_of_fields():
+    log = []
+
+    class Level(str):
+        def __format__(self, spec):
+            log.append(spec)
+            return f"<{spec}>"
+
+        def __str__(self):
+            return "a level"
+
+    class Numbered(dict):
+        def __missing__(self, key):
+            log.append(key)
+            return Level(key)
+
+    class Items:
+        def __getitem__(self, key):
+            log.append(key)
+            return key
+
+    level, n = Level("high"), Num(3)
+    return (
+        "{level} {level!s:>9} {level!r} {d[k]:{w}} {l[0]} {n.v:{{}".replace("{{}", "{w}}").format(
+            level=level, d={"k": level}, l=[n], n=n, w=4
+        ),
+        "{level:x} {other} {{}}".format_map(Numbered(level=level)),
+        "{0[a b]} {0[-1]} {0[2]} {1}".format(Items(), level),
+        "{} {} {!a}".format(level, [n], "é"),
+        log,
+    )
+
+
+def body_format_method_errors():
+    found = []
+    for template in (
+        "{} {0}", "{0} {}", "{1} {5}", "{", "}", "{!x}", "{0!}", "{0[}", "{0.}", "{k} {l}", "{0:{0:{0}}}",
+        "{0:{1:{2:}}}", "{0.a}", "{0[a]}", "{0!r", "{:{}}", "{0:d}", "{0]}",
+    ):  # fmt: skip
+        for how in ("format", "map"):
+            try:
+                found.append(
+                    template.format(Num(1), Num(2), k=Num(3)) if how == "format" else template.format_map({"k": 1})
+                )
+            except Exception as error:
+                found.append((type(error).__name__, str(error)))
+    return found
+
+
 def body_percent_format():
     return "%s-%d-%.2f-%r-%%" % ("a", 3, 2.5, "q"), "%(a)s" % {"a": 1}, "%5s|%-5s|" % ("x", "y")
 

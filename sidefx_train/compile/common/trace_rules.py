@@ -186,6 +186,8 @@ DEFERRED_METHODS: dict[str, frozenset[str]] = {
 """Calls that only print or record their arguments, by package and name."""
 
 
+_LOG_OF_CONSOLE = ("rich.console", "log")
+
 READ_BY_DEFERRED_CALLS = (logging.Filterer, logging.Manager, logging.Formatter, compat.PRINT_OPTIONS)
 """Classes of objects that deferred calls read: how tensors are printed, what is logged. A step that changes one from
 outside changes it between its own deferred calls."""
@@ -318,7 +320,7 @@ def is_deferred(fn: Any, args: tuple[Any, ...]) -> bool:
         return False  # its `process`, which may be the program's, reads what the step changes
     if args and issubclass(type(args[0]), logging.Logger):
         return attribute_of(fn, "__name__", "") in LOGGING_METHODS or safe_isinstance(fn, functools._lru_cache_wrapper)
-    if looks_at_callers(fn) and attribute_of(fn, "__name__", "") in LOGGING_METHODS:
+    if _is_of_logging(fn) and attribute_of(fn, "__name__", "") in LOGGING_METHODS:
         return True
     return mutates_object_later(fn)
 
@@ -335,11 +337,15 @@ def mutates_object_later(fn: Any) -> bool:
 
 def shows_text(fn: Any) -> bool:
     """Returns True for deferred calls that format their arguments and store nothing."""
-    return fn is print or looks_at_callers(fn)
+    return fn is print or _is_of_logging(fn)
 
 
 def looks_at_callers(fn: Any) -> bool:
-    """Returns True for logging: a record contains the line that made it."""
+    """Returns True for deferred calls that show the line that made them: a log record, and ``log`` of a console."""
+    return _is_of_logging(fn) or (attribute_of(fn, "__module__"), attribute_of(fn, "__name__")) == _LOG_OF_CONSOLE
+
+
+def _is_of_logging(fn: Any) -> bool:
     return attribute_of(fn, "__module__") == "logging"
 
 

@@ -14,7 +14,8 @@ from sidefx_train.compile.capture.guards.guard import Guard, TensorFacts
 from sidefx_train.compile.capture.guards.native_check import split
 from sidefx_train.compile.capture.guards.python_check import failing
 from sidefx_train.compile.capture.guards.source import Source
-from sidefx_train.compile.capture.shadows.objects.numpy_arrays import CONTENTS
+from sidefx_train.compile.capture.guards.specialization import PASSED_ON
+from sidefx_train.compile.capture.shadows.objects.numpy_arrays import CONTENTS, SHAPE
 from sidefx_train.compile.common.host_programs import OF_NUMPY
 from sidefx_train.compile.common.plain_values import maxlen_of
 from sidefx_train.compile.common.type_checks import safe_isinstance
@@ -37,7 +38,7 @@ class Changes(NamedTuple):
         lists: lists that are longer than in the capture.
         texts: strings, and tuples of strings, and how many differ in each.
         iterators: iterators that are at another place.
-        arrays: arrays of NumPy with other contents, and other numbers of it.
+        arrays: arrays of NumPy with other contents or shapes, these shapes, and other numbers of NumPy.
     """
 
     sizes: set[tuple[str, int]]
@@ -145,6 +146,11 @@ def changed_values(
                 changes.texts[label] = _differing(guard.value, found)
             elif type(found) in (int, float, tuple, slice, *OF_NUMPY):
                 changes.numbers.update(_changed(label, guard.value, found))
+                if type(found) is tuple and label.endswith(SHAPE):
+                    changes.arrays.update((label, label.removesuffix(SHAPE)))
+                if type(found) is tuple and (texts := _changed_texts(label, guard.value, found)):
+                    changes.numbers.add(label)  # read item by item from now on
+                    changes.texts.update(texts)
             elif label.endswith(CONTENTS) or isinstance(found, np.generic):
                 changes.arrays.add(label.removesuffix(CONTENTS))
         elif guard.kind == "is" and type(found) is bool:
@@ -163,15 +169,26 @@ def _is_truth(guard: Guard) -> bool:
 
 
 def _is_text(value: Any) -> bool:
-    """Returns True for a string, and for a tuple of strings, as data loaders make one of the names in a batch."""
-    return type(value) is str or (type(value) is tuple and bool(value) and all(type(each) is str for each in value))
+    """Returns True for a string, bytes or a date, and for a tuple of strings, as data loaders make one of the names in
+    a batch."""
+    if type(value) is tuple:
+        return bool(value) and all(type(each) is str for each in value)
+    return type(value) in PASSED_ON
 
 
 def _differing(old: Any, new: Any) -> int:
     """Returns the number of strings that differ in two tuples of strings; 1 for two strings."""
-    if type(old) is str or type(new) is str:
+    if type(old) is not tuple or type(new) is not tuple:
         return 1
     return sum(a != b for a, b in itertools.zip_longest(old, new))
+
+
+def _changed_texts(label: str, old: tuple[Any, ...], new: tuple[Any, ...]) -> dict[str, int]:
+    """Returns the labels of strings that differ in two tuples of one length, each with 1."""
+    if len(old) != len(new):
+        return {}
+    pairs = enumerate(zip(old, new, strict=True))
+    return {f"{label}[{i}]": 1 for i, (a, b) in pairs if type(a) is type(b) and type(a) in PASSED_ON and a != b}
 
 
 def _below(source: Source | None, known: set[Source]) -> Source | None:

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.capture.guards.specialization import Specialization
+from sidefx_train.compile.capture.guards.specialization import EXACT_STRINGS, Specialization, passed_on
 from sidefx_train.compile.capture.resume.suspension import frames_of
 from sidefx_train.compile.capture.world.native_calls.caller_frames import BEYOND
 from sidefx_train.compile.capture.world.torch_draws import is_number_draw
@@ -46,8 +46,18 @@ def after_stop(spec: Specialization, world: TraceWorld, stop: Unsupported) -> Sp
     if stop.code == "SFX106" and deferred:
         opaque, split = spec.opaque_classes - deferred, spec.split_classes | deferred
         return replace(spec, opaque_classes=opaque, split_classes=split)
-    if stop.code == "SFX106" and spec.pass_through_strings:
-        return replace(spec, pass_through_strings=frozenset(), guards_strings=True)
+    passed = world.heap.passed_tuples if stop.code == "SFX106" else {}
+    if passed:
+        items = tuple(f"{label}[{i}]" for label, length in passed.items() for i in range(length))
+        return replace(
+            spec,
+            symbolic_numbers=spec.symbolic_numbers | set(passed),  # each is read item by item
+            string_changes=(*spec.string_changes, *items, *items),
+            pass_through_strings=spec.pass_through_strings | set(items),
+        )
+    if stop.code == "SFX106" and not spec.guards_strings and spec.pass_through_strings:
+        often = passed_on(spec.string_changes, EXACT_STRINGS)
+        return replace(spec, pass_through_strings=often, guards_strings=True)
     return None
 
 

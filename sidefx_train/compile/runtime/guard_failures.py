@@ -11,9 +11,9 @@ import torch
 from sidefx_train.compile.capture.guards.guard import Guard
 from sidefx_train.compile.capture.guards.kinds import KINDS, describe
 from sidefx_train.compile.capture.guards.source import Source
-from sidefx_train.compile.capture.guards.specialization import Specialization
+from sidefx_train.compile.capture.guards.specialization import EXACT_STRINGS, Specialization, passed_on
 from sidefx_train.compile.capture.resume.branch_history import Branch
-from sidefx_train.compile.capture.shadows.objects.numpy_arrays import CONTENTS
+from sidefx_train.compile.capture.shadows.objects.numpy_arrays import CONTENTS, SHAPE
 from sidefx_train.compile.capture.shadows.transient_objects import same_structure
 from sidefx_train.compile.common.host_programs import OF_NUMPY
 from sidefx_train.compile.pipeline.captured import StopGuard
@@ -174,7 +174,7 @@ def _after_changes(
         symbolic_numbers=spec.symbolic_numbers | changes.numbers,
         list_growths=longer,
         string_changes=texts,
-        pass_through_strings=frozenset(label for label in texts if texts.count(label) > 1 and not spec.guards_strings),
+        pass_through_strings=passed_on(texts, 1) if not spec.guards_strings else passed_on(texts, EXACT_STRINGS),
         unbounded_lists=frozenset(label for label in longer if longer.count(label) > _GROWTHS),
     )
     if guard.kind == "tensor" and sizes:
@@ -183,7 +183,7 @@ def _after_changes(
         spec = replace(spec, refetched=spec.refetched | {label})
     elif guard.kind == "equal" and type(guard.value) is type(value) in OF_NUMPY:
         spec = replace(spec, symbolic_numbers=spec.symbolic_numbers | {label})
-    elif guard.kind == "equal" and (label.endswith(CONTENTS) or isinstance(guard.value, np.generic)):
+    elif guard.kind == "equal" and (label.endswith((CONTENTS, SHAPE)) or isinstance(guard.value, np.generic)):
         spec = _after_arrays(spec, changes.arrays | {label.removesuffix(CONTENTS)})
     elif guard.kind == "same" and isinstance(value, (torch.Tensor, tuple)):
         spec = _with_aliases(spec)

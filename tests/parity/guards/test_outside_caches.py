@@ -190,3 +190,37 @@ def test_a_function_without_arguments_in_one_graph():
     for i in range(4):
         assert torch.equal(captured(torch.full((2,), float(i))), torch.full((2,), i * 2.0))
     assert len(captured.report().captures) == 1 and not captured.report().breaks, str(captured.report())
+
+
+@pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarning")
+@pytest.mark.parametrize("on_class", [False, True], ids=["method", "static"])
+def test_a_cached_method_with_effects_runs_between_two_parts(on_class):
+    """Regression: the step ran eagerly as a whole."""
+
+    def make():
+        calls = []
+
+        def scale(owner, times):
+            calls.append(times)
+            return owner.factor * times
+
+        class Scaled:
+            factor = 2.0
+            scale_by = functools.lru_cache(maxsize=None)(scale)
+            of_any = staticmethod(functools.cache(lambda times: calls.append(times) or times))
+
+        owner = Scaled()
+
+        def step(x):
+            y = x * 3
+            return y * (owner.of_any(4) if on_class else owner.scale_by(4)), x + 1
+
+        return step, calls
+
+    worlds = [make() for _ in range(2)]
+    captured = sidefx_train.compile(worlds[1][0], backend="eager")
+    for i in range(4):
+        found = [[t.tolist() for t in run(torch.full((2,), float(i)))] for run in (worlds[0][0], captured)]
+        assert found[0] == found[1] and worlds[0][1] == worlds[1][1] == [4]
+    report = captured.report()
+    assert not report.fallbacks and report.replays == 4, str(report)

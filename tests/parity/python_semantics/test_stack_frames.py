@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 import sidefx_train
 from sidefx_train.errors import SideFXWarning
@@ -92,6 +93,24 @@ def _outer(x, n):
 
 def _entries(trace: Any) -> list[tuple[str, int]]:
     return [(frame.f_code.co_name, line) for frame, line in traceback.walk_tb(trace)]
+
+
+def test_the_log_of_a_console_names_the_line() -> None:
+    def step(x, console):
+        console.log("loss", x.sum().item())
+        console.print("between")
+        console.log(f"[b]{x.sum().item():.1f}[/b]")
+        return x + 1
+
+    def shown(run):
+        console = Console(file=io.StringIO(), width=70, log_time=False)
+        for number in range(3):
+            run(torch.full((2,), float(number)), console)
+        return console.file.getvalue()
+
+    compiled = _compiled(step)
+    assert shown(compiled) == shown(step)
+    assert not compiled.report().breaks
 
 
 def test_an_error_behind_a_break_leads_through_the_steps_frames() -> None:

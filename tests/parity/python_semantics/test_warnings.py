@@ -171,3 +171,29 @@ def test_a_profiler_of_the_user_stays():
         assert sys.getprofile() is look
     finally:
         sys.setprofile(None)
+
+
+def test_a_warning_about_the_caller_names_the_line_that_calls() -> None:
+    def helper():
+        warnings.warn("of the helper's caller's caller", stacklevel=3)
+
+    def step(x):
+        warnings.warn("of the caller", DeprecationWarning, stacklevel=2)
+        helper()
+        return x + 1
+
+    def outer(run):
+        return run(torch.ones(1))
+
+    def lines(run):
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                run(torch.ones(1))
+                run(torch.ones(1))
+                outer(run)
+        return [(str(each.message), each.category, each.filename, each.lineno) for each in seen]
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    assert lines(compiled) == lines(step)
+    assert compiled.report().replays == 6

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+import datetime
 from dataclasses import dataclass
 from types import CodeType
+
+PASSED_ON: tuple[type, ...] = (str, bytes, datetime.datetime, datetime.date, datetime.time, datetime.timedelta)
+"""Classes of values that are passed on if they keep changing; so are tuples of strings."""
+
+EXACT_STRINGS = 8
+"""How often a string that the step decides on may change; then what reads it runs natively, between two parts."""
+
+
+def passed_on(changes: tuple[str, ...], limit: int) -> frozenset[str]:
+    """Returns the labels of strings that have changed more often than ``limit``."""
+    return frozenset(label for label in changes if changes.count(label) > limit)
 
 
 @dataclass(frozen=True)
@@ -21,10 +33,11 @@ class Specialization:
         list_growths: labels of lists that became longer, once for each time.
         changed_lengths: labels of lists whose length differed from that of a capture.
         unbounded_lists: labels of lists that become longer at every call: guarded by a prefix.
-        string_changes: labels of strings, and tuples of strings, that have changed, once for each time; twice if many
-            changed at once.
+        string_changes: labels of strings, bytes, dates and tuples of strings that have changed, once for each time;
+            twice if many changed at once.
         pass_through_strings: labels of strings that keep changing: passed on, not guarded by value.
-        guards_strings: the step branches on one of these strings, so strings are guarded by value after all.
+        guards_strings: the step branches on one of these strings, so strings are guarded by value after all, until
+            they have changed often.
         array_changes: labels of NumPy arrays whose contents have changed, and of such numbers, once for each time.
         changing_arrays: those of them that keep changing: what reads these runs natively.
         perhaps_changing: those of them that have changed once or twice: the same, unless that stops the capture.
@@ -101,3 +114,10 @@ class Specialization:
     def has_symbolic_sizes(self) -> bool:
         """Returns True if some size of the next capture is symbolic."""
         return self.all_dynamic or bool(self.dynamic_sizes)
+
+    def passes_on(self, cls: type, label: str) -> bool:
+        """Returns True for a string, bytes, date or tuple of strings that is passed on; other tuples are read item by
+        item."""
+        if cls is tuple:
+            return label in self.pass_through_strings and label not in self.symbolic_numbers
+        return cls in PASSED_ON and label in self.pass_through_strings

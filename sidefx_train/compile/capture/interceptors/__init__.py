@@ -2,6 +2,7 @@
 
 from sidefx_train.compile.capture.interceptors import function_modes as function_modes
 from sidefx_train.compile.capture.interceptors import import_statements as import_statements
+from sidefx_train.compile.capture.interceptors import json_text as json_text
 from sidefx_train.compile.capture.interceptors import operator_registration as operator_registration
 from sidefx_train.compile.capture.interceptors import parameters as parameters
 from sidefx_train.compile.capture.interceptors import process_constants as process_constants

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -10,7 +11,7 @@ import torch
 from torch import fx
 
 from sidefx_train.compile.capture.interpreter.frame_objects import Place
-from sidefx_train.compile.common.type_checks import attribute_of
+from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
 from sidefx_train.errors import Location, Unsupported
 
 
@@ -56,6 +57,15 @@ _LOOKING_IN = (
 )  # fmt: skip
 for _name in _LOOKING_IN:
     setattr(DeferredValue, f"__{_name}__", _stopping(_name))
+
+
+def passed_on(value: Any) -> DeferredValue:
+    """Returns what stands for a string or another value that changes at every call. Its sample is an empty one; a date
+    is its own."""
+    parts: Any = ()
+    if safe_isinstance(value, (datetime.date, datetime.time, datetime.timedelta)):
+        parts = value.__reduce__()[1]
+    return DeferredValue(type(value), parts)
 
 
 class DeferredArray(DeferredValue):
@@ -196,3 +206,13 @@ def join_text(parts: tuple[Any, ...]) -> str:
 
 def percent(text: str, values: Any) -> str:
     return text % values
+
+
+TEXT_METHODS = frozenset(
+    vars(str)[name]
+    for name in (
+        "capitalize", "casefold", "center", "expandtabs", "ljust", "lower", "lstrip", "removeprefix", "removesuffix",
+        "replace", "rjust", "rstrip", "strip", "swapcase", "title", "upper", "zfill",
+    )
+)  # fmt: skip
+"""Methods of strings that make another string, and raise for no string: they are called when the string exists."""

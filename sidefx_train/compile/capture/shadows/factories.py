@@ -20,6 +20,7 @@ from sidefx_train.compile.capture.shadows import transient_objects
 from sidefx_train.compile.capture.shadows.containers.instance_dicts import check_hidden_dict, note_instance_dict
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
 from sidefx_train.compile.capture.shadows.containers.sets import SetRecord
+from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue
 from sidefx_train.compile.capture.shadows.definition_tracking import IMMUTABLE_CLASS
 from sidefx_train.compile.capture.shadows.objects import weak_references
 from sidefx_train.compile.capture.shadows.records import Attributes, InstanceRecord, Record
@@ -155,7 +156,9 @@ def builtin_method_shadow(heap: ShadowTableAPI, real: types.BuiltinMethodType, s
             heap.guard("method", source, descriptor)
     owner = heap.shadow(real.__self__, heap.sources.slot(source, "__self__"))
     if owner is real.__self__:
-        shadow = real
+        shadow: Any = real
+    elif type(owner) is DeferredValue and descriptor is not None:  # of a string that is passed on
+        shadow = types.MethodType(descriptor, owner)
     else:  # getattr would return an override of a subclass
         known = descriptor is not None and safe_isinstance(owner, descriptor.__objclass__)
         shadow = bound(descriptor, owner) if known else getattr(owner, real.__name__)

@@ -35,7 +35,7 @@ from sidefx_train.compile.capture.shadows.containers.cells_and_globals import Ce
 from sidefx_train.compile.capture.shadows.containers.instance_dicts import InstanceDictRecord
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord
 from sidefx_train.compile.capture.shadows.containers.outside_counts import count_record
-from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue
+from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue, passed_on
 from sidefx_train.compile.capture.shadows.definition_tracking import Definitions
 from sidefx_train.compile.capture.shadows.factories import (
     builtin_method_shadow,
@@ -177,6 +177,7 @@ class ShadowTable(ShadowTableAPI):
         self.ragged: dict[int, torch.Tensor] = {}
         self.ragged_dims: dict[int, int] = {}
         self._texts: dict[int, DeferredValue] = {}
+        self.passed_tuples: dict[str, int] = {}
         self.iterators: list[Source] = []
         self.watched: dict[int, str] = {}
         self.memories: dict[Any, StorageSharing] = {}
@@ -212,7 +213,9 @@ class ShadowTable(ShadowTableAPI):
         cls = type(real)
         if cls is int or cls is float:
             return self._number(real, source, name)
-        if (cls is str or cls is tuple) and source.label in self.specialization.pass_through_strings:
+        if self.specialization.pass_through_strings and self.specialization.passes_on(cls, source.label):
+            if cls is tuple:
+                self.passed_tuples[source.label] = len(real)
             return self._passed(real, source)
         if cls is tuple and is_state(real):
             return self._passed(real, source)
@@ -296,13 +299,13 @@ class ShadowTable(ShadowTableAPI):
         """Returns the shadows of the step's positional arguments."""
         return tuple(self.shadow(value, self.sources.arg(i)) for i, value in enumerate(args))
 
-    def _passed(self, real: str | tuple[Any, ...] | np.generic, source: Source) -> DeferredValue:
-        """Returns a pass-through string, tuple of strings, number of NumPy or state of ``random``: it is stored,
-        formatted, printed or passed on, but no branch depends on it."""
+    def _passed(self, real: Any, source: Source) -> DeferredValue:
+        """Returns a pass-through string, bytes, date, tuple of strings, number of NumPy or state of ``random``: it is
+        stored, formatted, printed or passed on, but no branch depends on it."""
         found = self._texts.get(id(source))
         if found is None:
             self.guard("type", source, type(real))
-            found = self._texts[id(source)] = DeferredValue(type(real), ())
+            found = self._texts[id(source)] = passed_on(real)
             self.by_shadow[id(found)] = Record(self, real, found, source)
         return found
 

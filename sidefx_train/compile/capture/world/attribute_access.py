@@ -22,7 +22,7 @@ from sidefx_train.compile.capture.shadows.containers.instance_dicts import (
 )
 from sidefx_train.compile.capture.shadows.containers.iterators import NativeIterator
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord
-from sidefx_train.compile.capture.shadows.deferred_values import DeferredArray, DeferredValue
+from sidefx_train.compile.capture.shadows.deferred_values import TEXT_METHODS, DeferredArray, DeferredValue
 from sidefx_train.compile.capture.shadows.definition_tracking import IMMUTABLE_CLASS
 from sidefx_train.compile.capture.shadows.factories import PartialRecord
 from sidefx_train.compile.capture.shadows.objects import weak_references
@@ -400,6 +400,9 @@ class Attributes:
     def override_getattr(self, obj: Any, name: str) -> Any:
         if issubclass(type(obj), DeferredValue):
             found = self._of_deferred(obj, name)
+            method: Any = vars(str).get(name)
+            if found is ABSENT and method in TEXT_METHODS and self.type_of(obj) is str:
+                found = types.MethodType(method, obj)
             if found is not ABSENT:
                 return found
             self.heap.refuse("SFX106", f"reads .{name} of a value that is known only after the step")

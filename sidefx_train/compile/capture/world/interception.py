@@ -17,8 +17,9 @@ import numpy as np
 import torch
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.capture.interpreter.object_model import formatting
+from sidefx_train.compile.capture.interpreter.object_model import formatting, str_format
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import ListRecord
+from sidefx_train.compile.capture.shadows.deferred_values import TEXT_METHODS
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
 from sidefx_train.compile.capture.world.deferred import deferred_warnings
 from sidefx_train.compile.capture.world.deferred.argument_snapshot import deferred_string
@@ -241,9 +242,20 @@ class Interception:
             return self.world.computed_numbers.call(fn, args, kwargs)
         if joins(fn) and len(args) == 1 and hasattr(type(args[0]), "__next__"):
             return self.interp.call(fn, (self.interp.iterate(args[0]),), kwargs)
+        if joins(fn):
+            self.world.touch(args)  # only then the strings that it joins are visible
         if safe_isinstance(attribute_of(fn, "__self__"), str) and (found := deferred_in([*args, *kwargs.values()])):
+            if str_format.is_formatted_by_fields(fn, args, kwargs):
+                return ABSENT
             self.world.operators.check_hidden(fn.__name__, found)
             return deferred_string(self.world, fn, args, kwargs)
+        if (
+            type(fn) is types.MethodDescriptorType
+            and fn in TEXT_METHODS
+            and args
+            and self.interp.type_of(args[0]) is str
+        ):
+            return deferred_string(self.world, fn, args, kwargs) if deferred_in(args) else ABSENT
         if type(fn) in _WRAPPERS and fn.__name__ in ("__repr__", "__str__"):
             owner = fn.__self__ if type(fn) is types.MethodWrapperType else args[0] if args else None
             if fn.__objclass__ is not object and not safe_isinstance(owner, (str, torch.Tensor, *compat.SYMBOLS)):

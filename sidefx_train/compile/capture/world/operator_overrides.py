@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import operator
 import types
@@ -19,6 +20,7 @@ from sidefx_train.compile.capture.recording import symbolic_indexing
 from sidefx_train.compile.capture.shadows.containers.iterators import NativeIterator
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
 from sidefx_train.compile.capture.shadows.deferred_values import (
+    TEXT_METHODS,
     DeferredArray,
     DeferredValue,
     join_text,
@@ -29,7 +31,7 @@ from sidefx_train.compile.capture.shadows.records import Record
 from sidefx_train.compile.capture.world.deferred.argument_snapshot import deferred_string
 from sidefx_train.compile.capture.world.deferred.deferred_strings import as_shown, deferred_in
 from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
-from sidefx_train.compile.capture.world.native_call_facts import HASHED, joins_items
+from sidefx_train.compile.capture.world.native_call_facts import HASHED, joins, joins_items
 from sidefx_train.compile.capture.world.native_calls import (
     builtin_methods,
 )
@@ -425,7 +427,7 @@ def _has_bound(part: Any) -> bool:
 
 
 def _is_text(value: Any) -> bool:
-    return type(value) is DeferredValue and value.fn in _MAKES_TEXT
+    return type(value) is DeferredValue and (value.fn in _MAKES_TEXT or joins(value.fn))
 
 
 _ORDERS_NUMBERS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
@@ -450,7 +452,7 @@ _TEXT: dict[str, Callable[..., Any]] = {
     "ascii": ascii,
     "build_string": join_text,
 }
-_MAKES_TEXT = frozenset({*_TEXT.values(), percent, join_text, operator.add})
+_MAKES_TEXT = frozenset({*_TEXT.values(), percent, join_text, operator.add, json.dumps}) | TEXT_METHODS
 
 
 def _is_deferred(value: Any) -> bool:

@@ -118,6 +118,11 @@ def _is_unchanging(rebuilder: Reconstruction, value: Any) -> bool:
     return unchanging or safe_isinstance(value, PASSED_THROUGH)
 
 
+def _is_outside_cache(rebuilder: Reconstruction, value: Any) -> bool:
+    """Returns True for a cached function that the step has not made: one that a class or module defines."""
+    return type(value) is functools._lru_cache_wrapper and id(value) not in rebuilder.world.caches.made
+
+
 def _is_new_instance_dict(rebuilder: Reconstruction, value: Any) -> bool:
     """Returns True for the ``__dict__`` of an instance that may leave: not of a class that the step creates."""
     _, owner = rebuilder.world.heap.new_namespaces.get(id(value), (None, None))
@@ -152,6 +157,7 @@ RULES: tuple[tuple[Test, Build], ...] = (
     (lambda rebuilder, value: id(value) in rebuilder.world.new_descriptors, functions.new_descriptor),
     (_is_a(functools.partial), functions.new_partial),
     (_is_a(*_TYPE_PARAMETERS), _created),
+    (_is_outside_cache, _same_object),
     (_is_unchanging, _same_object),
     (
         lambda rebuilder, value: id(type(value)) in rebuilder.world.new_classes,

@@ -10,13 +10,12 @@ import functools
 import itertools
 import json.scanner
 import operator
-import string
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.interpreter.builtins.registry import Substitute, register, register_method
-from sidefx_train.compile.capture.interpreter.object_model import formatting, iteration, operators
+from sidefx_train.compile.capture.interpreter.object_model import iteration, operators, str_format
 from sidefx_train.compile.capture.interpreter.object_model.attributes import (
     call_special,
     is_c_level,
@@ -409,47 +408,13 @@ def _wrapping(fn: Any) -> Substitute:
 
 
 def _str_format(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if all(is_static(type(v)) for v in (*args, *kwargs.values())):
-        return interp.native(str.format, args, kwargs)
-    template, *rest = args
-
-    class Formatter:
-        """Wraps a value so that formatting it re-enters the interpreter."""
-
-        def __init__(self, value: Any) -> None:
-            self.__value = value
-
-        def __format__(self, spec: str) -> str:
-            return formatting.to_format(interp, self.__value, spec)
-
-        def __str__(self) -> str:
-            return formatting.to_str(interp, self.__value)
-
-        def __repr__(self) -> str:
-            return formatting.to_repr(interp, self.__value)
-
-        def __getattr__(self, name: str) -> Any:
-            return Formatter(interp.getattr(self.__value, name))
-
-        def __getitem__(self, key: Any) -> Any:
-            return Formatter(operators.getitem(interp, self.__value, key))
-
-    def wrap(value: Any) -> Any:
-        return value if is_static(type(value)) else Formatter(value)
-
-    wrapped = {name: wrap(value) for name, value in kwargs.items()}
-    return interp.native(str.format, (template, *map(wrap, rest)), wrapped)
+    made = str_format.by_fields(interp, args[0], args[1:], kwargs) if args else ABSENT
+    return interp.native(str.format, args, kwargs) if made is ABSENT else made
 
 
 def _str_format_map(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    template, *rest = args
-    if kwargs or len(rest) != 1 or not safe_isinstance(template, str):
-        return interp.native(str.format_map, args, kwargs)
-    fields = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
-    own = any(special(interp, rest[0], name) is not ABSENT for name in ("__getitem__", "__missing__"))
-    if not own or any(name == "" or name[0].isdigit() for name in fields):
-        return interp.native(str.format_map, args, kwargs)
-    return interp.call(string.Formatter.vformat, (string.Formatter(), template, (), rest[0]), {})
+    made = str_format.by_fields(interp, args[0], None, args[1]) if len(args) == 2 and not kwargs else ABSENT
+    return interp.native(str.format_map, args, kwargs) if made is ABSENT else made
 
 
 register_method(list.sort)(_list_sort)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+import types
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from sidefx_train.compile.capture.interpreter.exceptions import is_own
 from sidefx_train.compile.common.type_checks import safe_isinstance
-from sidefx_train.compile.common.user_code import PACKAGE_DIR
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.interpreter.frame import Frame
@@ -27,18 +28,44 @@ class WarningSite:
     """
 
     def __init__(self, space: dict[str, Any], file: str, line: int) -> None:
-        self.space = space
-        self.file = file
-        self.line = line
+        self._place = space, file, line
         self.__qualname__ = self.__name__ = "warn"
 
-    @property
-    def module(self) -> str:
-        return str(self.space.get("__name__") or "<string>")
+    def place(self) -> tuple[dict[str, Any], str, int]:
+        """Returns the module's globals, its file and the line."""
+        return self._place
+
+    @staticmethod
+    def module_of(space: dict[str, Any]) -> str:
+        """Returns the name of the module with these globals."""
+        return str(space.get("__name__") or "<string>")
 
     def __call__(self, message: Any, category: Any, source: Any = None) -> None:
-        registry = self.space.setdefault("__warningregistry__", {})
-        warnings.warn_explicit(message, category, self.file, self.line, self.module, registry, None, source)
+        space, file, line = self.place()
+        registry = space.setdefault("__warningregistry__", {})
+        warnings.warn_explicit(message, category, file, line, self.module_of(space), registry, None, source)
+
+
+class CallerSite(WarningSite):
+    """The line that calls the step, or one further out: another one at every call.
+
+    Args:
+        level: 1 for the line that calls the step, 2 for that which calls its function.
+    """
+
+    def __init__(self, level: int) -> None:
+        self._level = level
+        self.__qualname__ = self.__name__ = "warn"
+
+    def place(self) -> tuple[dict[str, Any], str, int]:
+        outer: types.FrameType | None = sys._getframe(1)
+        level = self._level
+        while outer is not None and (is_own(outer.f_code) or level > 1):
+            level -= not is_own(outer.f_code)
+            outer = outer.f_back
+        if outer is None:
+            return vars(sys), "sys", 1
+        return outer.f_globals, outer.f_code.co_filename, outer.f_lineno
 
 
 def arguments(
@@ -78,7 +105,7 @@ def place(interp: InterpreterAPI, level: int, skipped: tuple[str, ...] = ()) -> 
             frame = _next_outside_imports(frame, skipped)
     if frame is not None:
         return WarningSite(frame.globals, frame.code.co_filename, frame.line)
-    return _below_the_program(interp, level)
+    return CallerSite(level)
 
 
 def _next_outside_imports(frame: Frame, skipped: tuple[str, ...]) -> Frame | None:
@@ -92,24 +119,14 @@ def _of_imports(file: str) -> bool:
     return "importlib" in file and "_bootstrap" in file
 
 
-def _below_the_program(interp: InterpreterAPI, level: int) -> WarningSite:
-    """Returns the module and line below the interpreter; ``sys`` if the stack ends there."""
-    outer = sys._getframe(1)
-    while outer is not None and (outer.f_code.co_filename.startswith(PACKAGE_DIR) or level > 1):
-        level -= not outer.f_code.co_filename.startswith(PACKAGE_DIR)
-        outer = outer.f_back  # type: ignore[assignment]
-    if outer is None:
-        return WarningSite(vars(sys), "sys", 1)
-    return WarningSite(outer.f_globals, outer.f_code.co_filename, outer.f_lineno)
-
-
 def warn(interp: InterpreterAPI, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Calls ``warnings.warn(*args, **kwargs)`` immediately."""
     message, category, level, source, skipped = arguments(*args, **kwargs)
     site = place(interp, level, skipped)
-    registry = site.space.setdefault("__warningregistry__", {})
+    space, file, line = site.place()
+    registry = space.setdefault("__warningregistry__", {})
     interp.native(
         warnings.warn_explicit,
-        (message, category, site.file, site.line, site.module, registry, None, source),
+        (message, category, file, line, site.module_of(space), registry, None, source),
         {},
     )

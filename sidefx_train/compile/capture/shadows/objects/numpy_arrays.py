@@ -30,6 +30,8 @@ _MOST_COMPARED = 1 << 16
 """Bytes of an array whose contents are guarded: comparing more takes as long as the program's own work with them."""
 CONTENTS = ".tobytes()"
 """End of the label of an array's contents."""
+SHAPE = ".shape"
+"""End of the label of an array's shape."""
 
 _WRITES = frozenset({"setitem", "delitem"})
 
@@ -44,7 +46,7 @@ class ArrayRecord(Record):
         shown: a deferred call will print its contents.
         drawn: its contents are random numbers of the step, or computed from numbers that change.
         rewritten: a draw before the graph writes to it; the shadow has what this call's draw leaves there.
-        measured: its metadata are guarded, as those of an array from outside always are.
+        measured: its metadata are guarded, as those of an array from outside are, unless its shape changes.
     """
 
     def __init__(self, heap: ShadowTableAPI, real: np.ndarray[Any, Any], source: Source) -> None:
@@ -60,6 +62,8 @@ class ArrayRecord(Record):
 
     def measure(self) -> None:
         """Guards the array's dtype, shape and strides."""
+        if self.resizes:
+            self._refuse(f"reads the shape of {self.source.label}, a NumPy array whose shape changes")
         if not self.measured:
             self.measured = True
             for name in ("dtype", "shape", "strides"):
@@ -84,6 +88,12 @@ class ArrayRecord(Record):
         """True if its contents have changed since an earlier capture."""
         spec = self.heap.specialization
         return self.source.label in spec.changing_arrays or self.source.label in spec.perhaps_changing
+
+    @property
+    def resizes(self) -> bool:
+        """True if its shape has changed since an earlier capture."""
+        label, spec = self.source.label + SHAPE, self.heap.specialization
+        return label in spec.changing_arrays or label in spec.perhaps_changing
 
     @property
     def is_laid_out(self) -> bool:
@@ -245,9 +255,9 @@ _IN_PLACE = frozenset(
 
 
 def array_shadow(heap: ShadowTableAPI, real: np.ndarray[Any, Any], source: Source, drawn: bool = False) -> ArrayRecord:
-    """Returns the record of an array, with its metadata guarded if it is from outside."""
+    """Returns the record of an array, with its metadata guarded if it is from outside and keeps its shape."""
     heap.guard("type", source, np.ndarray)
     record = ArrayRecord(heap, real, source)
-    if not drawn:
+    if not drawn and not record.resizes:
         record.measure()
     return record

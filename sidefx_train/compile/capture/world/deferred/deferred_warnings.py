@@ -84,7 +84,8 @@ def warn_now(
     error = message if safe_isinstance(message, Warning) else category(message)
     if action == "error":
         raise error
-    note = world.interp.call(warnings.WarningMessage, (error, category, site.file, site.line), {"source": source})
+    _, file, line = site.place()
+    note = world.interp.call(warnings.WarningMessage, (error, category, file, line), {"source": source})
     world.interp.call(world.interp.getattr(warnings, "_showwarnmsg"), (note,), {})
 
 
@@ -141,9 +142,9 @@ def _raise_if_error(world: CaptureContext, site: WarningSite, message: Any, cate
     """Raises a warning that an outside filter makes an error; guards the decision."""
     text = str(message) if safe_isinstance(message, Warning) else message
     known = text if type(text) is str else None
-    verdict = Verdict(known, category, site.module, site.line)
+    verdict = Verdict(known, category, site)
     sources = world.heap.sources
-    source = sources.slot(sources.const(verdict, f"the filter of the warning at line {site.line}"), "is_error")
+    source = sources.slot(sources.const(verdict, f"the filter of the warning at line {site.place()[2]}"), "is_error")
     answer = verdict.is_error()
     world.heap.guard("equal", sources.call(source), answer)
     if answer is None:
@@ -162,25 +163,24 @@ class Verdict:
     Args:
         text: its message, ``None`` if known only after the step.
         category: its class.
-        module: name of the module it refers to.
-        line: line it refers to.
+        site: the line it refers to.
     """
 
-    def __init__(self, text: str | None, category: type, module: str, line: int) -> None:
+    def __init__(self, text: str | None, category: type, site: WarningSite) -> None:
         self.text = text
         self.category = category
-        self.module = module
-        self.line = line
+        self.site = site
 
     def is_error(self) -> bool | None:
         """Returns the current answer, ``None`` if it depends on an unknown message."""
         filters = warnings.filters
         if not any(each[0] == "error" for each in filters):
             return str(warnings.defaultaction) == "error"  # type: ignore[attr-defined]
+        space, _, line = self.site.place()
         for action, message, kind, where, number in filters:
-            if not issubclass(self.category, kind) or number not in (0, self.line):
+            if not issubclass(self.category, kind) or number not in (0, line):
                 continue
-            if not matches(where, self.module):
+            if not matches(where, self.site.module_of(space)):
                 continue
             if message is not None and self.text is None:
                 return None
@@ -190,12 +190,13 @@ class Verdict:
 
 
 def _action(filters: Any, text: str, category: type, site: WarningSite) -> str:
+    space, _, line = site.place()
     for action, message, kind, where, number in filters:
         if (
             matches(message, text)
             and issubclass(category, kind)
-            and matches(where, site.module)
-            and number in (0, site.line)
+            and matches(where, site.module_of(space))
+            and number in (0, line)
         ):
             return str(action)
     return str(warnings.defaultaction)  # type: ignore[attr-defined]

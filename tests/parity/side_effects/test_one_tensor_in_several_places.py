@@ -241,3 +241,21 @@ def test_a_tensor_that_the_entry_holds_is_an_argument(body):
         return Program(step, batch, (net.buffer,))
 
     parity(make, steps=14, captures=None, whole=False)
+
+
+def test_offsets_of_jagged_tensors():
+    """Sizes of jagged tensors are equal if their offsets are one tensor."""
+
+    def make() -> Program:
+        def step(x, first, second):
+            one = torch.nested.nested_tensor_from_jagged(x, first)
+            other = torch.nested.nested_tensor_from_jagged(x * 2, second)
+            return (one + other).values() if one.shape == other.shape else one.values().sin()
+
+        def batch(index):
+            offsets = [torch.tensor([0, 2, 3, ROWS]) for _ in range(2)]
+            return torch.randn(ROWS, WIDTH), offsets[0], offsets[(index + 1) % 3 % 2]
+
+        return Program(step, batch, ())
+
+    parity(make, steps=9, captures=None, whole=False)

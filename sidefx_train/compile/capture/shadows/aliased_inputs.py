@@ -48,7 +48,9 @@ class AliasedInputs:
 
     def _may_differ(self, record: Record) -> bool:
         if safe_isinstance(record, TensorRecord):
-            return _is_readable(record) and record.real.layout is torch.strided
+            in_tensor = record.source.parent is not None and id(record.source.parent) in self._of_tensors()
+            dense = record.real.layout is torch.strided and record.real._base is None
+            return _is_readable(record) and dense and not in_tensor
         return type(record.real) is tuple or _is_named_tuple(type(record.real))
 
     def settle(self, changed: set[int]) -> bool:
@@ -63,10 +65,11 @@ class AliasedInputs:
         compared = self._compared()
         copies = [self._heap.by_real[id(copy)] for copy in self._copies.values() if id(copy) in self._heap.by_real]
         known = (*copies, *self._known.values())
-        if any(not _only_reads(record, changed) or id(record.base) in compared for record in known):
+        if any(not self._only_reads(record, changed) or id(record.base) in compared for record in known):
             return False
         tensors = [each for each in self._heap.by_real.values() if safe_isinstance(each, TensorRecord)]
-        free = tuple(each.source for each in tensors if _only_reads(each, changed))
+        within = self._of_tensors()
+        free = tuple(r.source for r in tensors if self._only_reads(r, changed) and id(r.source.parent) not in within)
         kept = tuple(each.source for each in tensors if id(each.source) in changed or each.instance is not None)
         self._free = set(map(id, free))
         if free and kept:
@@ -84,6 +87,19 @@ class AliasedInputs:
             for guard in guards
         ]
 
+    def _only_reads(self, record: Record, changed: set[int]) -> bool:
+        """Returns True if the step only reads an object: ``changed`` as of :meth:`settle`."""
+        if safe_isinstance(record, TensorRecord) and (not _is_readable(record) or record.shadow.requires_grad):
+            return False
+        if any(offsets is record.shadow for offsets in self._heap.ragged.values()):
+            return False
+        return id(record.source) not in changed and record.instance is None
+
+    def _of_tensors(self) -> set[int]:
+        """Returns ids of the sources of all tensors. What is below one is a part of it: jagged tensors have equal sizes
+        if their offsets are one tensor."""
+        return {id(each.source) for each in self._heap.by_real.values() if safe_isinstance(each.real, torch.Tensor)}
+
     def _compared(self) -> set[int]:
         """Returns ids of the sources of objects that the step compares by identity."""
         found: set[int] = set()
@@ -100,13 +116,6 @@ def _is_readable(record: TensorRecord) -> bool:
     real = record.real
     plain = type(real) is torch.Tensor and not real.requires_grad and not real.is_inference()
     return plain and record.kind == "tensor" and not real.is_conj() and not real.is_neg()
-
-
-def _only_reads(record: Record, changed: set[int]) -> bool:
-    """Returns True if the step only reads an object: ``changed`` as of :meth:`AliasedInputs.settle`."""
-    if safe_isinstance(record, TensorRecord) and (not _is_readable(record) or record.shadow.requires_grad):
-        return False
-    return id(record.source) not in changed and record.instance is None
 
 
 def _is_named_tuple(cls: type) -> bool:

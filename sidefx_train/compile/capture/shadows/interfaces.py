@@ -59,6 +59,7 @@ class ShadowTableAPI(GuardRecorder, ABC):
     static_roots: set[int]
     host_roots: set[int]
     fixed_roots: set[int]
+    ragged: dict[int, Any]
     ragged_dims: dict[int, int]
     dtensor_rules: tuple[Any, ...]
     watched: dict[int, str]

@@ -74,6 +74,7 @@ _MOST_ITERATED = 64
 """Limit of items of an array that a loop takes one by one."""
 _MOST_ELEMENTS = 1 << 22
 """Limit of elements of a sample that a function computes."""
+_MOST_DIMENSIONS = 8
 
 
 class DeferredArrays:
@@ -136,7 +137,7 @@ class DeferredArrays:
         """Returns what a pure function of NumPy makes of numbers that only the graph knows; :data:`ABSENT` for another
         call, or for a truth, and where the prologue may know one of the numbers."""
         world = self._world
-        if not any(map(_is_unknown, (*args, *kwargs.values()))) or not _is_numpys(fn) or not _is_pure(fn, args, kwargs):
+        if not _is_numpys(fn) or not any(map(_is_unknown, (*args, *kwargs.values()))) or not _is_pure(fn, args, kwargs):
             return ABSENT
         if not world.specialization.defers_numbers or world.modes.entered or not self._may_warn():
             return ABSENT
@@ -385,11 +386,12 @@ def _holds(value: Any) -> bool:
     return type(value) in (list, tuple) and any(type(each) is DeferredArray for each in tuple(value))
 
 
-def _is_unknown(value: Any) -> bool:
+def _is_unknown(value: Any, depth: int = _MOST_DIMENSIONS) -> bool:
     """Returns True for a number that only the graph knows, and a list or tuple of the step with one."""
-    if type(value) in (list, tuple):
-        return any(map(_is_unknown, tuple(value)))
-    return type(value) in (torch.SymFloat, torch.SymInt) and compat.is_unbacked(value)
+    if type(value) in (list, tuple):  # a list may hold itself
+        return depth > 0 and any(_is_unknown(item, depth - 1) for item in tuple(value))
+    is_number = type(value) in (torch.SymFloat, torch.SymInt) and not compat.is_ragged_size(value)
+    return is_number and compat.is_unbacked(value)
 
 
 def _is_numpys(fn: Any) -> bool:

@@ -120,33 +120,27 @@ def test_data_is_an_input(form, place):
     parity(make, steps=8, captures=3)
 
 
+VALUES = {
+    "argument": (lambda given: given, (False, True, False)),
+    "comparison": (lambda given: given > 1.5, (1.0, 2.0, 1.25)),
+}
+
+
+@pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("form", DECISIONS)
-def test_decisions_are_guarded(form):
-    def make() -> Program:
-        log: list = []
+def test_decisions_are_guarded(form, value):
+    made_of, numbers = VALUES[value]
 
-        def step(x, d):
-            found = DECISIONS[form](x * 2, d)
-            log.append((found, d))
-            return found, type(found).__name__
-
-        return Program(step, lambda index: (torch.randn(ROWS, WIDTH), index % 3 == 1), (log,))
-
-    parity(make, steps=8, captures=3)
-
-
-@pytest.mark.parametrize("form", DECISIONS)
-def test_a_comparison_is_such_a_value(form):
     def make() -> Program:
         log: list = []
 
         def step(x, number):
-            value = number > 1.5
-            found = DECISIONS[form](x * 2, value)
-            log.append((found, value))
+            d = made_of(number)
+            found = DECISIONS[form](x * 2, d)
+            log.append((found, d))
             return found, type(found).__name__
 
-        return Program(step, lambda index: (torch.randn(ROWS, WIDTH), (1.0, 2.0, 1.25)[index % 3]), (log,))
+        return Program(step, lambda index: (torch.randn(ROWS, WIDTH), numbers[index % 3]), (log,))
 
     parity(make, steps=8, captures=3)
 

@@ -15,6 +15,7 @@ from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.guard import Guard
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.shadows.records import Record, TensorRecord
+from sidefx_train.compile.common.plain_values import make_tuple
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
 
@@ -41,7 +42,8 @@ class AliasedInputs:
         made = self._copies.get(id(source), ABSENT)
         if made is ABSENT and self._may_differ(record):
             real = record.real
-            made = _of_tensor(real) if safe_isinstance(real, torch.Tensor) else _of_tuple(real)
+            is_tensor = safe_isinstance(real, torch.Tensor)
+            made = _of_tensor(real) if is_tensor else make_tuple(type(real), tuple.__iter__(real))
             self._copies[id(source)] = made
             self._known[id(record)] = record
         return made
@@ -127,7 +129,3 @@ def _of_tensor(real: torch.Tensor) -> torch.Tensor:
     with compat.real_world(), torch.no_grad():
         made = torch.empty(0, dtype=real.dtype, device=real.device)
         return made.set_(real.untyped_storage().clone(), real.storage_offset(), real.size(), real.stride())
-
-
-def _of_tuple(real: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple.__new__(type(real), tuple.__iter__(real))

@@ -64,7 +64,7 @@ class Operators:
 
     def override_operator(self, name: str, args: tuple[Any, ...]) -> Any:
         first = args[0] if args else None
-        if name in _SUBSCRIPTS and not safe_isinstance(first, dict):
+        if name in _SUBSCRIPTS and safe_isinstance(first, _INDEXED_IN_C):
             index = symbolic_indexing.decided(args[1])
             if index is not args[1]:
                 return self.interp.call(builtin_methods.OPERATORS[name], (first, index, *args[2:]), {})
@@ -443,6 +443,7 @@ _REFUSE_TRUTHS = _OF_BITS | {"sub", "isub"}
 """The same, and operators that raise for a tensor and a truth value."""
 _UNIONS = frozenset({"or_", "ior"})
 _SHALLOW = frozenset({"getitem", "setitem", "delitem", "iter", "next"})
+_INDEXED_IN_C = (torch.Tensor, np.ndarray, list, tuple, str, bytes, bytearray, range, deque)
 _CHANGING = frozenset({torch.SymInt, torch.SymFloat})
 _TRACED = frozenset({compat.FakeTensor, *compat.SYMBOLS})
 _TEXT: dict[str, Callable[..., Any]] = {

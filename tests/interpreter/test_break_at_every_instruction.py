@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import sys
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 from sidefx_train.compile.capture.interpreter.interpreter import Interpreter, Suspended
 from sidefx_train.compile.capture.interpreter.world import DirectWorld
 from sidefx_train.compile.capture.resume.driver import Frames, Parts
-from sidefx_train.compile.capture.resume.suspension import stop_points, suspend
+from sidefx_train.compile.capture.resume.statements import DataCalls
+from sidefx_train.compile.capture.resume.suspension import StopPoint, stop_points, suspend
 from sidefx_train.errors import Unsupported
 from tests.support.interpreter import bodies, observe
 
@@ -401,3 +403,86 @@ def test_stopped_at_every_instruction(body: Any, most: int) -> None:
         assert raised == should_be, f"instruction {at}: raised {raised}, should be {should_be}"
     print(f"{body.__name__}: {stopped} of {len(places)}; not: {why}")
     assert stopped > len(places) * 0.4, f"{stopped} of {len(places)} stopped; not: {why}"
+
+
+class AnyCall(DataCalls):
+    """Lets every statement run natively as a whole."""
+
+    def is_of_c(self, fn: Any) -> bool:
+        return True
+
+    gathers = is_of_c
+
+
+class AnyName(frozenset[str]):
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+def _statement_at(body: Any, at: int, patch: pytest.MonkeyPatch) -> StopPoint | None:
+    """Returns where the statement begins that contains an instruction; ``None`` if it has no one end."""
+
+    def stop(interp: Interpreter) -> Any:
+        raise Unsupported("SFX103", "test")
+
+    interp = Interpreter(DirectWorld())
+    interp.stop_at = at
+    with patch.context() as patched, contextlib.redirect_stdout(io.StringIO()):
+        patched.setattr(Interpreter, "suspend", stop)
+        try:
+            interp.run(body)
+        except Unsupported as reached:
+            data = AnyCall(object, AnyName(), (), AnyName())
+            points = stop_points(reached, "SFX103", "test", None, data)
+            return next((point for point in points if point.statement), None)
+        except Exception:  # the body caught nothing of it
+            return None
+    return None
+
+
+@pytest.mark.parametrize("most", [MOST // 4, pytest.param(sys.maxsize, marks=pytest.mark.slow)], ids=["some", "all"])
+@pytest.mark.parametrize("body", bodies(globals()), ids=lambda body: body.__name__)
+@pytest.mark.every(3)
+def test_statements_run_natively(body: Any, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs the statement around an instruction, and those around it that call something, natively as a whole."""
+    file = body.__code__.co_filename
+    wanted = observe(lambda: body(), file)
+    counting = Interpreter(DirectWorld())
+    with contextlib.suppress(Exception):
+        observe(lambda: counting.run(body), file)
+    ran = 0
+    for at in range(1, counting.begun + 1, 1 + counting.begun // most):
+        point = _statement_at(body, at, monkeypatch)
+        if point is None:
+            continue
+        outcome: list[str] = []
+
+        def run(point: StopPoint = point, outcome: list[str] = outcome) -> Any:
+            interp = Interpreter(DirectWorld())
+            interp.stop_at = point.count
+            try:
+                return interp.run(body)
+            except Suspended as reached:
+                frames = reached.frames[: point.depth]
+                if len(frames) != len(reached.frames):
+                    outcome.append("inside C code")
+                    return None
+                try:
+                    suspension, states = suspend(frames, reached.handled, point, interp.world.watched)
+                except Unsupported as why:
+                    outcome.append(f"refused: {why.reason}")
+                    return None
+            outcome.append("stopped")
+            return Frames(suspension, Parts(_native)).drive(states)
+
+        found = observe(run, file)
+        if outcome != ["stopped"]:
+            continue
+        ran += 1
+        where = f"{point.statement} at instruction {at}"
+        assert found.printed == wanted.printed, f"{where}: printed {found.printed!r}, not {wanted.printed!r}"
+        assert repr(found.value) == repr(wanted.value), f"{where}: {found.value!r}"
+        raised, should_be = _without_caller(found.error), _without_caller(wanted.error)
+        assert raised == should_be, f"{where}: raised {raised}, should be {should_be}"
+    print(f"{body.__name__}: {ran}")
+    assert ran > 2, f"{ran} statements ran natively"

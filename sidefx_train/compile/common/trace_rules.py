@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import _thread
+import collections
 import functools
 import inspect
 import io
@@ -354,3 +355,19 @@ def describe(fn: Any) -> str:
     name = attribute_of(fn, "__qualname__") or attribute_of(fn, "__name__") or type(fn).__qualname__
     module = attribute_of(fn, "__module__")
     return f"{module}.{name}" if safe_isinstance(module, str) and module != "builtins" else str(name)
+
+
+DATA_METHODS = frozenset(
+    name for cls in (torch.Tensor, list, tuple, dict, set, collections.deque, str) for name in dir(cls)
+) - {"backward", "register_hook", "apply_"}  # fmt: skip
+"""Methods of tensors and containers. A statement that calls no others, and functions of C, may run natively."""
+
+GATHERS: tuple[Any, ...] = (
+    zip, map, filter, tuple, list, dict, len, range, enumerate, isinstance, int, float, bool, torch.cat, torch.stack,
+    torch.tensor, torch.as_tensor, torch.from_numpy, np.array, np.asarray, np.stack, np.concatenate, np.vstack,
+)  # fmt: skip
+"""Functions that make one tensor or array of many, and those that help to: faster natively than as inputs of a
+graph, each of which is guarded."""
+
+GATHER_METHODS = frozenset({"append", "items", "keys", "values", "to", "unsqueeze", "squeeze", "view", "reshape"})
+"""Methods that such a statement may call."""

@@ -24,6 +24,7 @@ from sidefx_train.compile.capture.interpreter.interpreter import Suspended
 from sidefx_train.compile.capture.recording.size_asserts import assert_sizes
 from sidefx_train.compile.capture.recording.tracer import GraphTracer
 from sidefx_train.compile.capture.resume.resume_function import given_names, is_continuation
+from sidefx_train.compile.capture.resume.statements import DataCalls
 from sidefx_train.compile.capture.resume.suspension import StopPoint, Suspension, frames_of, stop_points, suspend
 from sidefx_train.compile.capture.shadows.containers.iterators import given_state
 from sidefx_train.compile.capture.shadows.objects.leaf_hooks import guard_accumulation_hooks
@@ -34,6 +35,7 @@ from sidefx_train.compile.capture.side_effects.effect import SideEffects
 from sidefx_train.compile.capture.world.native_call_facts import first_line
 from sidefx_train.compile.capture.world.native_calls import cpp_warnings
 from sidefx_train.compile.capture.world.trace_world import TraceWorld
+from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.trace_rules import describe
 from sidefx_train.compile.common.user_code import definition_of
 from sidefx_train.compile.graph.artifacts import TracedGraph
@@ -54,6 +56,7 @@ from sidefx_train.compile.pipeline.step_invariants import counters, first_self_i
 from sidefx_train.compile.residual.generate import Residual, plan
 from sidefx_train.errors import BackendError, Unsupported
 
+_DATA_CALLS = DataCalls(torch.Tensor, trace_rules.DATA_METHODS, trace_rules.GATHERS, trace_rules.GATHER_METHODS)
 _MAX_RESTARTS = 5
 _MAX_POINTS = 6
 """Limit of instructions before which suspending a stopped capture is tried."""
@@ -409,7 +412,9 @@ class CaptureRun:
         """Returns where the part before the stop may end, if this run is of the whole step."""
         if self.point is not None or stop.whole:
             return ()
-        points = stop_points(stop, stop.code, stop.reason, stop.location)[:_MAX_POINTS]
+        of_data = stop.code in ("SFX106", "SFX114") and self.spec.items_of_any_class | self.spec.unbounded_lists
+        points = stop_points(stop, stop.code, stop.reason, stop.location, _DATA_CALLS if of_data else None)
+        points = points[:_MAX_POINTS]
         if not self.spec.native_rest:
             return points
         world, known = self.world, self.spec.graph_decisions

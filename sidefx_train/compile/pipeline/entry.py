@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 
 from sidefx_train.compile.capture.guards.guard import Guard, TensorFacts
 from sidefx_train.compile.capture.guards.native_check import split
@@ -39,6 +40,7 @@ class Changes(NamedTuple):
         texts: strings, and tuples of strings, and how many differ in each.
         iterators: iterators that are at another place.
         arrays: arrays of NumPy with other contents or shapes, these shapes, and other numbers of NumPy.
+        classes: items that were a tensor and are ``None``, or the reverse.
     """
 
     sizes: set[tuple[str, int]]
@@ -47,6 +49,7 @@ class Changes(NamedTuple):
     texts: dict[str, int]
     iterators: set[str]
     arrays: set[str]
+    classes: list[str]
 
 
 @dataclass
@@ -128,10 +131,11 @@ def changed_values(
         kwargs: of the call.
         iterators: sources of the outside iterators that the capture advanced.
     """
-    changes = Changes(set(), set(), [], {}, set(), set())
+    changes = Changes(set(), set(), [], {}, set(), set(), [])
     for guard in guards:
         below = _below(guard.source, iterators) if iterators else None
-        if below is None and guard.kind not in ("tensor", "equal", "length") and not _is_truth(guard):
+        asked = guard.kind in ("tensor", "equal", "length") or _is_truth(guard) or _may_be_none(guard)
+        if below is None and not asked:
             continue
         missed, found = failing(guard, args, kwargs)
         if not missed:
@@ -139,7 +143,9 @@ def changed_values(
         label = guard.source.label
         if below is not None:
             changes.iterators.add(below.label)
-        if guard.kind == "tensor" and isinstance(found, TensorFacts):
+        if _may_be_none(guard) and _is_other_class(guard, found):
+            changes.classes.append(label)
+        elif guard.kind == "tensor" and isinstance(found, TensorFacts):
             changes.sizes.update((label, dim) for dim in guard.value.sizes_that_differ(found))
         elif guard.kind == "equal" and type(found) is type(guard.value):
             if _is_text(found) and _is_text(guard.value):
@@ -168,6 +174,19 @@ def _is_truth(guard: Guard) -> bool:
     return guard.kind == "is" and type(guard.value) is bool and passed
 
 
+def _may_be_none(guard: Guard) -> bool:
+    """Returns True for a value in a list or tuple among the arguments that was a tensor or ``None``."""
+    was = guard.kind in ("tensor", "same") or (guard.kind == "is" and guard.value is None)
+    return was and guard.source.from_arguments and any(type(each.key) is int for each in _path(guard.source))
+
+
+def _is_other_class(guard: Guard, found: Any) -> bool:
+    """Returns True for ``None`` in place of a tensor, or the reverse."""
+    if guard.kind == "is":
+        return isinstance(found, torch.Tensor)
+    return found is None or found is type(None)
+
+
 def _is_text(value: Any) -> bool:
     """Returns True for a string, bytes or a date, and for a tuple of strings, as data loaders make one of the names in
     a batch."""
@@ -189,6 +208,14 @@ def _changed_texts(label: str, old: tuple[Any, ...], new: tuple[Any, ...]) -> di
         return {}
     pairs = enumerate(zip(old, new, strict=True))
     return {f"{label}[{i}]": 1 for i, (a, b) in pairs if type(a) is type(b) and type(a) in PASSED_ON and a != b}
+
+
+def _path(source: Source | None) -> Iterator[Source]:
+    """The items that lead to a source, from the inside."""
+    while source is not None:
+        if source.kind == "item":
+            yield source
+        source = source.parent
 
 
 def _below(source: Source | None, known: set[Source]) -> Source | None:

@@ -46,7 +46,7 @@ def after_stop(spec: Specialization, world: TraceWorld, stop: Unsupported) -> Sp
     if stop.code == "SFX106" and deferred:
         opaque, split = spec.opaque_classes - deferred, spec.split_classes | deferred
         return replace(spec, opaque_classes=opaque, split_classes=split)
-    passed = world.heap.passed_tuples if stop.code == "SFX106" else {}
+    passed = world.heap.passed.tuples if stop.code == "SFX106" else {}
     if passed:
         items = tuple(f"{label}[{i}]" for label, length in passed.items() for i in range(length))
         return replace(

@@ -102,7 +102,7 @@ class CompiledStep:
         self._hits = 0
         self._replays: list[Holder] = []
         config, report = self.config, self._report
-        self._specialization = SpecializationState(config, self._is_part)
+        self._specialization = SpecializationState(config, self._is_part, self._parts)
         self._batches = BatchPrefetch(config, report.prefetches, lambda: self._cache.entries)
         # A part that loops over modules created at every call fetches them.
         on_forgotten = self._specialization.refetch if self._is_part else _ignore_label

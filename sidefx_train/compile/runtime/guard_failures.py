@@ -11,8 +11,14 @@ import torch
 from sidefx_train.compile.capture.guards.guard import Guard
 from sidefx_train.compile.capture.guards.kinds import KINDS, describe
 from sidefx_train.compile.capture.guards.source import Source
-from sidefx_train.compile.capture.guards.specialization import EXACT_STRINGS, Specialization, passed_on
+from sidefx_train.compile.capture.guards.specialization import (
+    EXACT_STRINGS,
+    Specialization,
+    items_of_any_class,
+    passed_on,
+)
 from sidefx_train.compile.capture.resume.branch_history import Branch
+from sidefx_train.compile.capture.resume.driver import Parts
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import CONTENTS, SHAPE
 from sidefx_train.compile.capture.shadows.transient_objects import same_structure
 from sidefx_train.compile.common.host_programs import OF_NUMPY
@@ -59,22 +65,25 @@ class SpecializationState:
     Args:
         config: options.
         is_part: the step is the rest of another.
+        parts: the parts of the step.
 
     Attributes:
         current: the specialization of the next capture.
     """
 
-    def __init__(self, config: CompileConfig, is_part: bool) -> None:
+    def __init__(self, config: CompileConfig, is_part: bool, parts: Parts) -> None:
         own_numbers = config.backend == "inductor" and config.rng != "eager"
         self.current = Specialization(all_dynamic=bool(config.dynamic), foretells_draws=not own_numbers)
         self._static_sizes = config.dynamic is False
         self._is_part = is_part
+        self._parts = parts
         self._assumes_nothing = False
 
     def update_after(self, missed_entry: Entry, call: Call) -> Missed:
         """Returns why an entry missed; what has changed counts as changing from now on."""
         sizes = not self._static_sizes
         self.current, missed = specialized_after(missed_entry, self.current, call, sizes, self._is_part)
+        self._pass_items()
         return missed
 
     def update_after_stop(self, stop: StopGuard, call: Call) -> None:
@@ -84,6 +93,14 @@ class SpecializationState:
         if found is not None:
             changes = changed_values(stop.guards, *call, set())
             self.current = _after_changes(self.current, *found, changes, not self._static_sizes, self._is_part)
+            self._pass_items()
+
+    def _pass_items(self) -> None:
+        """Passes on items that keep changing between a tensor and ``None``; a later part learns it earlier."""
+        items = items_of_any_class(self.current.class_changes, self._parts.pass_items)
+        if items:
+            self.current = replace(self.current, items_of_any_class=items)
+            self._parts.pass_items = True
 
     def with_static_sizes(self) -> Specialization:
         """Returns the current specialization without symbolic sizes."""
@@ -173,6 +190,7 @@ def _after_changes(
         spec,
         symbolic_numbers=spec.symbolic_numbers | changes.numbers,
         list_growths=longer,
+        class_changes=(*spec.class_changes, *changes.classes),
         string_changes=texts,
         pass_through_strings=passed_on(texts, 1) if not spec.guards_strings else passed_on(texts, EXACT_STRINGS),
         unbounded_lists=frozenset(label for label in longer if longer.count(label) > _GROWTHS),

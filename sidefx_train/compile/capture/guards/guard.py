@@ -35,6 +35,7 @@ GuardKind = Literal[
     "members",
     # tensors (kinds/tensors.py)
     "tensor",
+    "tensor_or_none",
     "no_shared_storage",
     "no_overlap",
     "same_storage_offset",

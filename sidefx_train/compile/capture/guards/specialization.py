@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 from dataclasses import dataclass
 from types import CodeType
 
@@ -16,6 +17,35 @@ EXACT_STRINGS = 8
 def passed_on(changes: tuple[str, ...], limit: int) -> frozenset[str]:
     """Returns the labels of strings that have changed more often than ``limit``."""
     return frozenset(label for label in changes if changes.count(label) > limit)
+
+
+_INDEX = re.compile(r"\[\d+\]")
+
+_CLASS_CHANGES = 4
+"""How often the items of one container may change between a tensor and ``None``, each pattern being a capture."""
+
+
+def items_of_any_class(changes: tuple[str, ...], known: bool) -> frozenset[str]:
+    """Returns the items that change between a tensor and ``None``, with ``[*]`` for the index at which they differ.
+
+    Args:
+        changes: labels of items that have changed, once for each time.
+        known: such items are known to reach this part of a step, so that two of them are enough.
+    """
+    by_container: dict[str, list[str]] = {}
+    for label in changes:
+        for index in _INDEX.finditer(label):
+            by_container.setdefault(f"{label[: index.start()]}[*]{label[index.end() :]}", []).append(label)
+    fewest, often = (2, 1) if known else (3, _CLASS_CHANGES)
+    return frozenset(
+        items for items, labels in by_container.items() if len({*labels}) >= fewest and len(labels) > often
+    )
+
+
+def is_among(items: frozenset[str], label: str) -> bool:
+    """Returns True for the label of one of these items."""
+    found = (f"{label[: index.start()]}[*]{label[index.end() :]}" for index in _INDEX.finditer(label))
+    return any(each in items for each in found)
 
 
 @dataclass(frozen=True)
@@ -38,6 +68,8 @@ class Specialization:
         pass_through_strings: labels of strings that keep changing: passed on, not guarded by value.
         guards_strings: the step branches on one of these strings, so strings are guarded by value after all, until
             they have changed often.
+        class_changes: labels of items that were a tensor and are ``None`` now, or the reverse, once for each time.
+        items_of_any_class: such labels, with ``[*]`` for the index, of items that keep changing: passed on.
         array_changes: labels of NumPy arrays whose contents have changed, and of such numbers, once for each time.
         changing_arrays: those of them that keep changing: what reads these runs natively.
         perhaps_changing: those of them that have changed once or twice: the same, unless that stops the capture.
@@ -82,6 +114,8 @@ class Specialization:
     string_changes: tuple[str, ...] = ()
     pass_through_strings: frozenset[str] = frozenset()
     guards_strings: bool = False
+    class_changes: tuple[str, ...] = ()
+    items_of_any_class: frozenset[str] = frozenset()
     array_changes: tuple[str, ...] = ()
     changing_arrays: frozenset[str] = frozenset()
     perhaps_changing: frozenset[str] = frozenset()

@@ -28,7 +28,7 @@ class Frame:
         stack: evaluation stack; ``push`` and ``pop`` are its bound methods.
         pc: index of the next instruction.
         began: number of the last instruction begun, counted by the interpreter.
-        counts: by index the number of the last time that the instruction was begun; ``None`` in code without ``with``.
+        counts: by index the number of the last time that the instruction was begun.
         back: the frame that called this one, while it runs.
         closure: the function's cells.
         result: the returned or yielded value.
@@ -74,7 +74,7 @@ class Frame:
         self.pop = self.stack.pop
         self.pc = 0
         self.began = 0
-        self.counts: dict[int, int] | None = {} if info.has_with else None
+        self.counts: dict[int, int] = {}
         self.back: Frame | None = None
         self.result: Any = None
         self.done = False

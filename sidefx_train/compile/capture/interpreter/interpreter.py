@@ -225,8 +225,7 @@ class Interpreter:
                         frame.began = self.begun = self.begun + 1
                         if self.begun == self.stop_at:
                             self.suspend()
-                        if counts is not None:
-                            counts[frame.pc] = self.begun
+                        counts[frame.pc] = self.begun
                         frame.pc += 1
                         signal = instr.run(self, frame, instr)
                         if self.dropping is not None and not self.is_suspended_next(frame):

@@ -121,32 +121,37 @@ def bridge(layout: Layout, entered: bool, bound_after: Callable[[int], tuple[str
     return Bridge(made, tuple(landings), branch, JUMPS.get(instr.name, False))
 
 
-def bridge_over(layout: Layout, bound_after: Mapping[int, tuple[str, ...]]) -> Bridge:
-    """Returns a bridge that runs the instructions from ``layout.index`` to an end of the same ``with`` statement.
+def bridge_over(layout: Layout, bound_after: Mapping[int, tuple[str, ...]], jumps: bool) -> Bridge:
+    """Returns a bridge that runs the instructions from ``layout.index`` to an end of the same statement.
 
     After an exception that the statement swallows, or any other way out of it, the function runs natively to its end.
 
     Args:
         layout: the frame before the statement.
-        bound_after: the bound and live variables after the last instruction of each way out without an exception.
+        bound_after: the instructions that follow it, with the bound and live variables before them; they may take a
+            value from the stack, which is on top then.
+        jumps: jumps to these instructions end the statement too; otherwise only going on to them does.
     """
     body = Body(layout.code)
     location = body.units[layout.index].location
     nulls = tuple(slot is Slot.NULL for slot in layout.stack)
     here = bc.Label()
     items: list[Any] = [*prelude(layout, location, keep_cells=True), bc.Instr("JUMP_FORWARD", here, location=location)]
-    ends = {id(body.groups[index][-1]): index for index in bound_after}
+    ends = {id(body.groups[index][0] if jumps else body.groups[index - 1][-1]): index for index in bound_after}
     landings: list[Landing] = []
     for item in body.items:
         if item is body.groups[layout.index][0]:
             items.append(here)
-        items.append(item)
+        packed: list[Any] = []
         if id(item) in ends:
             index = ends[id(item)]
-            stack = body.stack(index + 1, nulls)
-            landing = Landing(Layout(layout.code, index + 1, bound_after[index], layout.cells, stack))
+            known = body.levels[index]
+            assert known is not None, "what follows a statement can be reached"
+            stack = body.stack(index, (*nulls, *[False] * (known[0] - len(nulls))))
+            landing = Landing(Layout(layout.code, index, bound_after[index], layout.cells, stack))
             landings.append(landing)
-            items += _pack(landing, item.location)
+            packed = _pack(landing, item.location)
+        items += [*packed, item] if jumps else [item, *packed]
     return Bridge(assemble(layout, body, items, [STATE, INNER]), tuple(landings))
 
 

@@ -35,11 +35,13 @@ class Parts:
 
     Attributes:
         history: which way the branches between the parts went.
+        pass_items: some part passes on items that are a tensor in some calls and ``None`` in others.
     """
 
     def __init__(self, make: Callable[[types.FunctionType, str], Callable[..., Any]]) -> None:
         self._make = make
         self.history = BranchHistory()
+        self.pass_items = False
         self._steps: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
     def after(self, layout: Layout, space: dict[str, Any]) -> Callable[..., Any]:

@@ -16,6 +16,7 @@ from sidefx_train.compile.capture.resume.bridge import Bridge, bridge, bridge_ov
 from sidefx_train.compile.capture.resume.frame_layout import Layout, Slot
 from sidefx_train.compile.capture.resume.liveness import live_slots, own_effect
 from sidefx_train.compile.capture.resume.resume_function import continuation, layout_at, original
+from sidefx_train.compile.capture.resume.statements import DataCalls, Statement, bound_at_end, data_statement
 from sidefx_train.compile.capture.resume.with_blocks import block_at, bound_at_exits, enclosing
 from sidefx_train.compile.common.sentinels import TRANSPARENT
 from sidefx_train.errors import Location, Unsupported
@@ -23,6 +24,8 @@ from sidefx_train.errors import Location, Unsupported
 EXECUTE = Interpreter.execute.__code__
 _MAX_DEPTHS = 3
 """Limit of frames, from the innermost outwards, in which suspending a stopped capture is tried."""
+
+_COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<lambda>"})
 
 State = list[tuple[Any, ...]]
 """``[cells, values]`` of a frame: its code removes them from the list."""
@@ -41,6 +44,7 @@ class StopPoint:
         native: what follows is not captured in parts, but runs natively to its end.
         deferred: calls of schedulers, by their number, that are deferred to the end of the graph.
         block: the instruction begins a ``with`` statement, which runs natively as a whole.
+        statement: the statement that it begins, which does.
         resets: if there are any, stop after this reset of gradients, or the first after them if 0; not at ``count``.
     """
 
@@ -53,6 +57,7 @@ class StopPoint:
     deferred: frozenset[int] = frozenset()
     resets: int = 0
     block: bool = False
+    statement: Statement | None = None
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,9 @@ class Suspension:
     spaces: tuple[dict[str, Any], ...]
 
 
-def stop_points(error: BaseException, code: str, reason: str, location: Location | None) -> tuple[StopPoint, ...]:
+def stop_points(
+    error: BaseException, code: str, reason: str, location: Location | None, data: DataCalls | None = None
+) -> tuple[StopPoint, ...]:
     """Returns the instructions before which the step can be suspended: of each frame, from the innermost, the one that
     it has begun, and those that began the ``with`` statements around that.
 
@@ -81,9 +88,19 @@ def stop_points(error: BaseException, code: str, reason: str, location: Location
         code: code for the report.
         reason: reason for the report.
         location: line for the report.
+        data: if given, before them, of the innermost frame that allows it, the one that began the statement, if that
+            only handles data and calls these.
     """
     found: list[StopPoint] = []
-    for depth, frame in reversed([*enumerate(frames_of(error), 1)][-_MAX_DEPTHS:]):
+    frames = [*enumerate(frames_of(error), 1)][-_MAX_DEPTHS:]
+    if data is not None:
+        for depth, frame in reversed(frames):
+            known = _data_statement(frame, data)
+            if known is not None:
+                found.append(StopPoint(known[1], depth, code, reason, location, statement=known[0]))
+                break
+        frames.sort(key=lambda each: each[1].code.co_name not in _COMPREHENSIONS)  # their callers first
+    for depth, frame in reversed(frames):
         found.append(StopPoint(frame.began, depth, code, reason, location))
         for count in _counts_of_blocks(frame):
             why = f"{reason}; the with statement around it runs natively"
@@ -94,19 +111,36 @@ def stop_points(error: BaseException, code: str, reason: str, location: Location
 def _counts_of_blocks(frame: Frame) -> Iterator[int]:
     """Yields the numbers of the instructions that began the ``with`` statements around the current one, from the
     innermost."""
-    if frame.counts is None:
-        return
     try:
         code, at = original(frame.info.code, frame.pc - 1)
     except Unsupported:
         return
     blocks = enclosing(code, at)
     if blocks:
-        counts = {}
-        for index, count in frame.counts.items():
-            with suppress(Unsupported):  # of what restores a frame
-                counts[original(frame.info.code, index)[1]] = count
+        counts = _counts(frame)
         yield from (counts[block.start] for block in blocks if block.start in counts)
+
+
+def _data_statement(frame: Frame, data: DataCalls) -> tuple[Statement, int] | None:
+    """Returns the current statement, if it only handles data, and the number of the instruction that began it."""
+    if frame.code.co_name in _COMPREHENSIONS:
+        return None
+    try:
+        code, at = original(frame.info.code, frame.pc - 1)
+    except Unsupported:
+        return None
+    counts = _counts(frame)
+    found = data_statement(code, at, min(counts, key=lambda index: counts[index], default=at), frame.globals, data)
+    return None if found is None or found.start not in counts else (found, counts[found.start])
+
+
+def _counts(frame: Frame) -> dict[int, int]:
+    """Returns by index of the original code the number of the last time that an instruction was begun."""
+    counts = {}
+    for index, count in frame.counts.items():
+        with suppress(Unsupported):  # of what restores a frame
+            counts[original(frame.info.code, index)[1]] = count
+    return counts
 
 
 def frames_of(error: BaseException) -> list[Frame]:
@@ -172,19 +206,23 @@ def _frame(
     layout, needed, state, handled = describe(frame, index, entered, handled, watched)
     if point is not None and point.native:
         return Bridge(continuation(layout), ()), state, handled
-    if point is None or not point.block:
+    if point is None or not (point.block or point.statement):
         return bridge(layout, entered, needed), state, handled
-    slots = code_info(layout.code).slots
+    code = layout.code
+    slots = code_info(code).slots
     bound = {i for i, value in _values(frame, slots) if value is not NULL}
-    block = block_at(layout.code, layout.index)
-    surely, perhaps = bound_at_exits(layout.code, block, bound)
+    if point.block:
+        surely, perhaps = bound_at_exits(code, block_at(code, layout.index), bound)
+    else:
+        assert point.statement is not None, "one of the two"
+        surely, perhaps = bound_at_end(code, point.statement, bound)
     after: dict[int, tuple[str, ...]] = {}
     for i, known in surely.items():
-        after[i] = needed(i + 1, {slots[slot] for slot in known})
-        unknown = set(needed(i + 1, {slots[slot] for slot in perhaps})) - set(after[i])
+        after[i] = needed(i, {slots[slot] for slot in known})
+        unknown = set(needed(i, {slots[slot] for slot in perhaps})) - set(after[i])
         if unknown:
-            raise Unsupported("SFX111", f"{min(unknown)} may be unbound after the with statement")
-    return bridge_over(layout, after), state, handled
+            raise Unsupported("SFX111", f"{min(unknown)} may be unbound after the statement that runs natively")
+    return bridge_over(layout, after, jumps=point.statement is not None), state, handled
 
 
 def describe(

@@ -59,10 +59,28 @@ def bound_at_exits(
         bound: slots of the variables that are bound before it.
 
     Returns:
-        For each exit the slots that are bound on every way there; and those that are bound on some way.
+        For each instruction after an exit the slots that are bound on every way there; and those that are bound on some
+        way.
     """
     instructions = code_info(code).instructions
     within = {*range(block.start, block.entry), *block.body}
+    within |= {block.entry, *(index + 1 for index in block.exits)}
+    before = bound_before(instructions, block.start, within, bound)
+    some = frozenset(bound).union(*(own_effect(instructions[index])[0] for index in within))
+    return {index + 1: before[index + 1] for index in block.exits}, some
+
+
+def bound_before(
+    instructions: list[Instruction], start: int, within: Set[int], bound: Set[int]
+) -> dict[int, frozenset[int]]:
+    """Returns the slots that are bound before each of some instructions on every way there.
+
+    Args:
+        instructions: the decoded code.
+        start: the instruction with which it begins.
+        within: indices of the instructions.
+        bound: slots of the variables that are bound before that one.
+    """
     # A comprehension takes its variable away and gives it back, bound or not.
     taken = {instructions[i].arg for i in within if instructions[i].name == "LOAD_FAST_AND_CLEAR"}
 
@@ -70,20 +88,19 @@ def bound_at_exits(
         stored, unbound = own_effect(instructions[index])
         return stored - taken, unbound if instructions[index].name == "DELETE_FAST" else unbound - taken
 
-    before: dict[int, frozenset[int]] = {block.start: frozenset(bound)}
-    waiting = [block.start]
+    before: dict[int, frozenset[int]] = {start: frozenset(bound)}
+    waiting = [start]
     while waiting:
         index = waiting.pop()
         stored, unbound = effect(index)
-        for following, raised in _following(instructions, index):
-            if following in within or following == block.entry:
+        for after, raised in following(instructions, index):
+            if after in within:
                 found = (before[index] if raised else before[index] | stored) - unbound
-                known = before.get(following)
+                known = before.get(after)
                 if known is None or not known <= found:
-                    before[following] = found if known is None else known & found
-                    waiting.append(following)
-    ends = {index: (before[index] | effect(index)[0]) - effect(index)[1] for index in block.exits}
-    return ends, frozenset(bound).union(*(own_effect(instructions[index])[0] for index in within))
+                    before[after] = found if known is None else known & found
+                    waiting.append(after)
+    return before
 
 
 def _blocks(code: types.CodeType) -> Iterator[WithBlock]:
@@ -114,17 +131,13 @@ def _block(instructions: list[Instruction], depths: list[int], entry: int) -> Wi
         if index in body:
             continue
         body.add(index)
-        for following, raised in _following(instructions, index):
+        for after, raised in following(instructions, index):
             handler = instructions[index].handler
-            if (
-                raised
-                and handler is not None
-                and (handler[1] < depth or _is_exit(instructions, following, depth, handler))
-            ):
+            if raised and handler is not None and (handler[1] < depth or _is_exit(instructions, after, depth, handler)):
                 continue
-            if depths[following] >= depth:
-                waiting.append(following)
-            elif following == index + 1 and instructions[index].name == "POP_TOP" and not raised:
+            if depths[after] >= depth:
+                waiting.append(after)
+            elif after == index + 1 and instructions[index].name == "POP_TOP" and not raised:
                 exits.add(index)
             else:
                 return None
@@ -137,7 +150,7 @@ def _is_exit(instructions: list[Instruction], handler: int, depth: int, describe
     return described[1] == depth and [each.name for each in following] == ["PUSH_EXC_INFO", "WITH_EXCEPT_START"]
 
 
-def _following(instructions: list[Instruction], index: int) -> Iterator[tuple[int, bool]]:
+def following(instructions: list[Instruction], index: int) -> Iterator[tuple[int, bool]]:
     """Yields the instructions that may follow another, with True for a handler of its exceptions."""
     instr = instructions[index]
     if instr.name not in _ENDS and index + 1 < len(instructions):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import fx
@@ -13,6 +13,9 @@ from torch import fx
 from sidefx_train.compile.capture.interpreter.frame_objects import Place
 from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
 from sidefx_train.errors import Location, Unsupported
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
 
 
 class DeferredValue:
@@ -66,6 +69,23 @@ def passed_on(value: Any) -> DeferredValue:
     if safe_isinstance(value, (datetime.date, datetime.time, datetime.timedelta)):
         parts = value.__reduce__()[1]
     return DeferredValue(type(value), parts)
+
+
+class PassedItem(DeferredValue):
+    """An item that is a tensor in some calls and ``None`` in others: the step passes it on. What asks for its class or
+    its value stops the capture."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(repr, ())
+
+
+def refuse_to_ask(heap: ShadowTableAPI, values: tuple[Any, ...]) -> NoReturn:
+    """Stops the capture at code that asks for the class or the value of such an item."""
+    labels = (record.source.label for record in map(heap.record_of, values) if record is not None)
+    what = next(labels, "an item")
+    heap.refuse("SFX106", f"looks at {what}, which is a tensor in some calls and None in others")
 
 
 class DeferredArray(DeferredValue):

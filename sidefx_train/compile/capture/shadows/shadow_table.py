@@ -35,7 +35,6 @@ from sidefx_train.compile.capture.shadows.containers.cells_and_globals import Ce
 from sidefx_train.compile.capture.shadows.containers.instance_dicts import InstanceDictRecord
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord
 from sidefx_train.compile.capture.shadows.containers.outside_counts import count_record
-from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue, passed_on
 from sidefx_train.compile.capture.shadows.definition_tracking import Definitions
 from sidefx_train.compile.capture.shadows.factories import (
     builtin_method_shadow,
@@ -59,6 +58,7 @@ from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecor
 from sidefx_train.compile.capture.shadows.objects.shown_classes import ShownClasses
 from sidefx_train.compile.capture.shadows.objects.storage_rebinding import StorageRebinding
 from sidefx_train.compile.capture.shadows.objects.tensors import tensor_shadow
+from sidefx_train.compile.capture.shadows.passed_values import PassedValues
 from sidefx_train.compile.capture.shadows.records import (
     OVERWRITTEN,
     UNREAD,
@@ -69,7 +69,6 @@ from sidefx_train.compile.capture.shadows.records import (
 )
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.distributed_models import refuse_if_distributed
-from sidefx_train.compile.common.draws.generator_states import is_state
 from sidefx_train.compile.common.host_programs import OF_NUMPY
 from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.plain_values import CONTAINERS, DEFINITIONS, is_derived, is_member_of_c_enum, is_plain
@@ -134,6 +133,7 @@ class ShadowTable(ShadowTableAPI):
         own_key: prepares a shadow for hashing and comparison by the table's own bookkeeping.
         definitions: definitions read from modules and classes.
         memory: tensors whose storage was replaced.
+        passed: values that change at every call and are passed on.
         new_namespaces: instance dicts, read by the step, of instances that it created, with the instance.
     """
 
@@ -176,8 +176,7 @@ class ShadowTable(ShadowTableAPI):
         self.shown = ShownClasses(self)
         self.ragged: dict[int, torch.Tensor] = {}
         self.ragged_dims: dict[int, int] = {}
-        self._texts: dict[int, DeferredValue] = {}
-        self.passed_tuples: dict[str, int] = {}
+        self.passed = PassedValues(self)
         self.iterators: list[Source] = []
         self.watched: dict[int, str] = {}
         self.memories: dict[Any, StorageSharing] = {}
@@ -213,14 +212,9 @@ class ShadowTable(ShadowTableAPI):
         cls = type(real)
         if cls is int or cls is float:
             return self._number(real, source, name)
-        if self.specialization.pass_through_strings and self.specialization.passes_on(cls, source.label):
-            if cls is tuple:
-                self.passed_tuples[source.label] = len(real)
-            return self._passed(real, source)
-        if cls is tuple and is_state(real):
-            return self._passed(real, source)
-        if issubclass(cls, np.generic) and source.label in self.specialization.changing_arrays:
-            return self._passed(real, source)
+        passed = self.passed.stand_in(real, source)
+        if passed is not ABSENT:
+            return passed
         record = self.by_real.get(id(real))
         if record is not None:
             if type(record) is InstanceDictRecord:
@@ -298,16 +292,6 @@ class ShadowTable(ShadowTableAPI):
     def shadows(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Returns the shadows of the step's positional arguments."""
         return tuple(self.shadow(value, self.sources.arg(i)) for i, value in enumerate(args))
-
-    def _passed(self, real: Any, source: Source) -> DeferredValue:
-        """Returns a pass-through string, bytes, date, tuple of strings, number of NumPy or state of ``random``: it is
-        stored, formatted, printed or passed on, but no branch depends on it."""
-        found = self._texts.get(id(source))
-        if found is None:
-            self.guard("type", source, type(real))
-            found = self._texts[id(source)] = passed_on(real)
-            self.by_shadow[id(found)] = Record(self, real, found, source)
-        return found
 
     def record_of(self, shadow: Any) -> Record | None:
         """Returns the record of a shadow, or ``None`` for an object created in the trace."""

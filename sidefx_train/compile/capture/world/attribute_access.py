@@ -22,7 +22,13 @@ from sidefx_train.compile.capture.shadows.containers.instance_dicts import (
 )
 from sidefx_train.compile.capture.shadows.containers.iterators import NativeIterator
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord
-from sidefx_train.compile.capture.shadows.deferred_values import TEXT_METHODS, DeferredArray, DeferredValue
+from sidefx_train.compile.capture.shadows.deferred_values import (
+    TEXT_METHODS,
+    DeferredArray,
+    DeferredValue,
+    PassedItem,
+    refuse_to_ask,
+)
 from sidefx_train.compile.capture.shadows.definition_tracking import IMMUTABLE_CLASS
 from sidefx_train.compile.capture.shadows.factories import PartialRecord
 from sidefx_train.compile.capture.shadows.objects import weak_references
@@ -112,6 +118,8 @@ class Attributes:
             return torch.nn.Parameter if safe_isinstance(obj, torch.nn.Parameter) else torch.Tensor
         if cls is DeferredArray:
             return type(obj.sample)
+        if cls is PassedItem:
+            refuse_to_ask(self.heap, (obj,))
         if cls is DeferredValue:  # one that passes through has a record
             record = self.heap.record_of(obj)
             return str if record is None else type(record.real)
@@ -405,6 +413,8 @@ class Attributes:
                 found = types.MethodType(method, obj)
             if found is not ABSENT:
                 return found
+            if type(obj) is PassedItem:
+                refuse_to_ask(self.heap, (obj,))
             self.heap.refuse("SFX106", f"reads .{name} of a value that is known only after the step")
         if type(obj) in compat.SYMBOLS:
             if name in ("real", "numerator") and type(obj) is not torch.SymBool:

@@ -23,8 +23,10 @@ from sidefx_train.compile.capture.shadows.deferred_values import (
     TEXT_METHODS,
     DeferredArray,
     DeferredValue,
+    PassedItem,
     join_text,
     percent,
+    refuse_to_ask,
 )
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
 from sidefx_train.compile.capture.shadows.records import Record
@@ -83,6 +85,8 @@ class Operators:
             self.world.reads.containers(args)
         if safe_isinstance(first, NativeIterator) and name in ("iter", "next"):
             return first if name == "iter" else first.__next__()
+        if any(type(value) is PassedItem for value in args) and (name == "is_" or name in _TEXT):
+            return True if name == "is_" and args[0] is args[1] else refuse_to_ask(self.heap, args)
         if name in _TEXT:
             return self._text(name, args)
         if name == "mod" and safe_isinstance(first, str):

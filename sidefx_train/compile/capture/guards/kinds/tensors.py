@@ -33,6 +33,21 @@ class Tensor(Kind):
         return not guard.value.fits(facts), facts
 
 
+@register("tensor_or_none")
+class TensorOrNone(Kind):
+    """Any tensor, or ``None``: the step passes it on."""
+
+    def describe(self, guard: Guard) -> str:
+        return f"{guard.source.label} is a tensor or None"
+
+    def python_test(self, writer: Writer, guard: Guard) -> str:
+        value, tensor = writer.value(guard.source), writer.constant(torch.Tensor)
+        return f"{value} is not None and not {writer.constant(issubclass)}({writer.constant(type)}({value}), {tensor})"
+
+    def check(self, guard: Guard, value: Any, arguments: Arguments) -> tuple[bool, Any]:
+        return value is not None and not issubclass(type(value), torch.Tensor), type(value)
+
+
 @register("no_shared_storage")
 class NoSharedStorage(Kind):
     """Two tensors do not share storage."""

@@ -1,0 +1,272 @@
+"""Statements of a code object: where one begins and ends, and whether it only handles data.
+
+A step whose data decides item by item (``[x for x in xs if x is not None]``) is suspended before the whole statement,
+which then runs natively, if it calls nothing but C code. So do statements before and after it that gather many tensors
+into a few (``torch.cat(batch.state)``), since each tensor that a part takes must be guarded.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+from sidefx_train.compile.capture.interpreter import bytecode_versions
+from sidefx_train.compile.capture.interpreter.bytecode_versions import Instruction
+from sidefx_train.compile.capture.interpreter.dispatch import code_info
+from sidefx_train.compile.capture.resume.bridge import JUMPS
+from sidefx_train.compile.capture.resume.frame_layout import CALLS, Body
+from sidefx_train.compile.capture.resume.liveness import own_effect
+from sidefx_train.compile.capture.resume.with_blocks import bound_before, enclosing, following
+from sidefx_train.compile.common.type_checks import HEAP_TYPE, safe_isinstance
+from sidefx_train.errors import Unsupported
+
+_JUMPS = frozenset({*JUMPS, "POP_JUMP_IF_NONE", "POP_JUMP_IF_NOT_NONE"})
+_LOADS_GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
+_LOADS_VARIABLE = frozenset({"LOAD_FAST", "LOAD_DEREF", "LOAD_SLOT", "LOAD_FAST_LOAD_FAST"})
+_LOADS_ATTRIBUTE = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
+_COMPUTES = frozenset({"BINARY_OP", "UNARY_NEGATIVE", "UNARY_INVERT"})
+
+
+class DataCalls(NamedTuple):
+    """What a statement that handles data may call.
+
+    Attributes:
+        tensor: the class of tensors.
+        methods: names of methods, besides any function of C.
+        gather: functions that make one tensor of many, and others that such a statement calls.
+        gather_methods: names of methods that it calls.
+    """
+
+    tensor: type
+    methods: Set[str]
+    gather: tuple[Any, ...]
+    gather_methods: Set[str]
+
+    def is_of_c(self, fn: Any) -> bool:
+        """Returns True for functions and classes of C, and for those of tensors and namedtuples."""
+        if safe_isinstance(fn, type):
+            return not fn.__flags__ & HEAP_TYPE or _makes_tuples(fn) or issubclass(fn, self.tensor)
+        return safe_isinstance(fn, types.BuiltinFunctionType)
+
+    def gathers(self, fn: Any) -> bool:
+        """Returns True for what gathers tensors, or helps to."""
+        return any(fn is known for known in self.gather) or (safe_isinstance(fn, type) and _makes_tuples(fn))
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One or more statements, or the expression with which an ``if`` or a ``return`` begins.
+
+    Attributes:
+        start: index of the first instruction.
+        body: indices of the instructions.
+        end: index of the instruction that follows on every way out.
+    """
+
+    start: int
+    body: frozenset[int]
+    end: int
+
+
+def data_statement(
+    code: types.CodeType, index: int, first: int, space: Mapping[str, Any], calls: DataCalls
+) -> Statement | None:
+    """Returns the statement around an instruction, and those around it that gather tensors, if it handles data alone.
+
+    Args:
+        code: the code.
+        index: the instruction.
+        first: the instruction with which the code was entered.
+        space: the globals of the code.
+        calls: what it may call.
+
+    Returns:
+        The statements; ``None`` if that one calls code of the program, or if its end is not known.
+    """
+    depths = _depths(code)
+    if depths is None or depths[index] < 0:
+        return None
+    instructions = code_info(code).instructions
+    found = None
+    for base in range(_base(code, depths, index), -1, -1):
+        start = next((i for i in range(index, -1, -1) if depths[i] == base), None)
+        around = None if start is None else _from(code, depths, start)
+        if around is None or not _calls_only(code, around, space, calls.is_of_c, calls.methods):
+            break
+        if index not in around.body:  # a jump that asks for itself, at the end
+            continue
+        if found is None or not _computes(instructions, around):  # a loop
+            found = around
+    if found is None:
+        return None
+
+    def gathers(statement: Statement) -> bool:
+        useful = any(instructions[i].name in CALLS for i in statement.body) and not _computes(instructions, statement)
+        return useful and _calls_only(code, statement, space, calls.gathers, calls.gather_methods)
+
+    return _with_next(code, depths, _with_previous(code, depths, found, first, gathers), gathers)
+
+
+def _computes(instructions: list[Instruction], statement: Statement) -> bool:
+    return any(instructions[i].name in _COMPUTES for i in statement.body)
+
+
+def _with_previous(
+    code: types.CodeType, depths: list[int], found: Statement, first: int, gathers: Callable[[Statement], bool]
+) -> Statement:
+    """Adds the statements before one that gather tensors, back to where the code was entered."""
+    base = depths[found.start]
+    at = next((i for i in range(first, found.start) if depths[i] == base), found.start)
+    body: set[int] = set()
+    start = at
+    while at < found.start:
+        before = _from(code, depths, at)
+        if before is None:
+            return found
+        body |= before.body
+        at = before.end
+        if not gathers(before):
+            start, body = at, set()
+    return Statement(start, found.body | body, found.end) if at == found.start else found
+
+
+def _with_next(
+    code: types.CodeType, depths: list[int], found: Statement, gathers: Callable[[Statement], bool]
+) -> Statement:
+    """Adds the statements after one that gather tensors."""
+    while depths[found.end] == depths[found.start]:
+        after = _from(code, depths, found.end)
+        if after is None or after.end <= found.end or not gathers(after):
+            break
+        found = Statement(found.start, found.body | after.body, after.end)
+    return found
+
+
+def bound_at_end(
+    code: types.CodeType, statement: Statement, bound: Set[int]
+) -> tuple[dict[int, frozenset[int]], Set[int]]:
+    """Returns which variables are bound after a statement.
+
+    Args:
+        code: the code.
+        statement: the statement.
+        bound: slots of the variables that are bound before it.
+
+    Returns:
+        For its end the slots that are bound on every way there; and those that are bound on some way.
+    """
+    instructions = code_info(code).instructions
+    before = bound_before(instructions, statement.start, statement.body | {statement.end}, bound)
+    some = frozenset(bound).union(*(own_effect(instructions[index])[0] for index in statement.body))
+    return {statement.end: before[statement.end]}, some
+
+
+def _base(code: types.CodeType, depths: list[int], index: int) -> int:
+    """Returns the stack depth between the statements of the block in which an instruction lies."""
+    instructions = code_info(code).instructions
+    loops = [i for i, instr in enumerate(instructions) if instr.name == "FOR_ITER" and i < index < instr.target]
+    base = 0
+    for position in sorted([*loops, *(block.entry + 1 for block in enclosing(code, index))]):
+        if depths[position] != base + 1:  # the loop of a comprehension
+            break
+        base += 1
+    return base
+
+
+def _from(code: types.CodeType, depths: list[int], start: int) -> Statement | None:
+    """Returns the statement that begins at an instruction; ``None`` if it ends in several places, or where a handler of
+    its exceptions may go on too."""
+    instructions, base = code_info(code).instructions, depths[start]
+    body: set[int] = set()
+    ends: set[int] = set()
+    handlers = set()
+    waiting = [start]
+    while waiting:
+        index = waiting.pop()
+        if index in body:
+            continue
+        body.add(index)
+        handler = instructions[index].handler
+        outside = handler is not None and handler[1] <= base
+        if outside:
+            handlers.add(handler)
+        for after, raised in following(instructions, index):
+            if raised and outside:
+                continue
+            if _is_end(instructions, depths, after, base):
+                ends.add(after)
+            else:
+                waiting.append(after)
+    if len(ends) != 1 or not handlers <= {instructions[end].handler for end in ends}:
+        return None
+    return Statement(start, frozenset(body), ends.pop())
+
+
+def _is_end(instructions: list[Instruction], depths: list[int], index: int, base: int) -> bool:
+    """Returns True for what follows a statement: the next one, or the jump or return that takes its value."""
+    instr = instructions[index]
+    if depths[index] == base:
+        return True
+    if depths[index] != base + 1:
+        return False
+    if instr.name in _JUMPS:
+        return depths[index + 1] == base == depths[instr.target]
+    return instr.name == "RETURN_VALUE"
+
+
+def _calls_only(
+    code: types.CodeType,
+    statement: Statement,
+    space: Mapping[str, Any],
+    may_call: Callable[[Any], bool],
+    methods: Set[str],
+) -> bool:
+    """Returns True for a statement that calls nothing but these functions and methods."""
+    instructions = code_info(code).instructions
+    return _call_only([instructions[i] for i in sorted(statement.body)], space, may_call, methods)
+
+
+def _call_only(
+    instructions: list[Instruction], space: Mapping[str, Any], may_call: Callable[[Any], bool], methods: Set[str]
+) -> bool:
+    owner: Any = None
+    neighbours = instructions[1:] if bytecode_versions.NULL_IS_UPPER else [None, *instructions]
+    for neighbour, instr in zip_longest(neighbours[: len(instructions)], instructions):
+        name, value = instr.name, instr.value
+        found: Any = None
+        if name in _LOADS_GLOBAL:
+            found = _global(space, value)
+        elif name in _LOADS_ATTRIBUTE and safe_isinstance(owner, types.ModuleType):
+            found = vars(owner).get(value)
+        elif (name == "LOAD_METHOD" and value not in methods) or (
+            name in _LOADS_VARIABLE and neighbour is not None and neighbour.name == "PUSH_NULL"
+        ):
+            return False
+        inner = code_info(value).instructions if isinstance(value, types.CodeType) else []
+        if not _call_only(inner, space, may_call, methods) or (callable(found) and not may_call(found)):
+            return False
+        owner = found
+    return True
+
+
+def _global(space: Mapping[str, Any], name: str) -> Any:
+    builtins = space.get("__builtins__")
+    inherited = builtins if isinstance(builtins, dict) else vars(builtins) if builtins is not None else {}
+    return space.get(name, inherited.get(name))
+
+
+def _makes_tuples(cls: type) -> bool:
+    """Returns True for the class of a ``namedtuple``."""
+    return issubclass(cls, tuple) and cls.__init__ is tuple.__init__
+
+
+def _depths(code: types.CodeType) -> list[int] | None:
+    """Returns the stack depth before each instruction: -1 for those in handlers, and for unreachable ones."""
+    try:
+        levels = Body(code, suspends=True).levels
+    except Unsupported:
+        return None
+    return [-1 if level is None or level[1] else level[0] for level in levels]

@@ -1,0 +1,76 @@
+"""Outside values that change at every call, and that the step only passes on: stored, formatted, printed, returned."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from sidefx_train.compile.capture.guards.source import Source
+from sidefx_train.compile.capture.guards.specialization import is_among
+from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue, PassedItem, passed_on
+from sidefx_train.compile.capture.shadows.records import Record
+from sidefx_train.compile.common.draws.generator_states import is_state
+from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.type_checks import safe_isinstance
+
+if TYPE_CHECKING:
+    from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
+
+
+class PassedValues:
+    """The values of one capture that are passed on: no branch depends on them.
+
+    Args:
+        heap: the shadow table.
+
+    Attributes:
+        tuples: lengths of the tuples of strings among them, by their labels.
+    """
+
+    def __init__(self, heap: ShadowTableAPI) -> None:
+        self.heap = heap
+        self.tuples: dict[str, int] = {}
+        self._made: dict[int, DeferredValue] = {}
+
+    def stand_in(self, real: Any, source: Source) -> Any:
+        """Returns what stands for a string, bytes, date, tuple of strings, number of NumPy, state of ``random``, or
+        item of any class that is passed on; :data:`ABSENT` for other values."""
+        cls, spec = type(real), self.heap.specialization
+        if spec.pass_through_strings and spec.passes_on(cls, source.label):
+            if cls is tuple:
+                self.tuples[source.label] = len(real)
+            return self._of_one_class(real, source)
+        if cls is tuple and is_state(real):
+            return self._of_one_class(real, source)
+        if spec.items_of_any_class and self._is_of_any_class(real, source):
+            return self._item(real, source)
+        if issubclass(cls, np.generic) and source.label in spec.changing_arrays:
+            return self._of_one_class(real, source)
+        return ABSENT
+
+    def _of_one_class(self, real: Any, source: Source) -> DeferredValue:
+        found = self._made.get(id(source))
+        if found is None:
+            self.heap.guard("type", source, type(real))
+            found = self._make(passed_on(real), real, source)
+        return found
+
+    def _item(self, real: Any, source: Source) -> DeferredValue:
+        found = self._made.get(id(source))
+        if found is None:
+            self.heap.guard("tensor_or_none", source, None)
+            found = self._make(PassedItem(), real, source)
+        return found
+
+    def _is_of_any_class(self, real: Any, source: Source) -> bool:
+        """Returns True for an item that is a tensor in some calls and ``None`` in others."""
+        if not (real is None or safe_isinstance(real, torch.Tensor)) or not source.from_arguments:
+            return False
+        return is_among(self.heap.specialization.items_of_any_class, source.label)
+
+    def _make(self, made: DeferredValue, real: Any, source: Source) -> DeferredValue:
+        self._made[id(source)] = made
+        self.heap.by_shadow[id(made)] = Record(self.heap, real, made, source)
+        return made

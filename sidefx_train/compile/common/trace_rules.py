@@ -363,11 +363,14 @@ DATA_METHODS = frozenset(
 """Methods of tensors and containers. A statement that calls no others, and functions of C, may run natively."""
 
 GATHERS: tuple[Any, ...] = (
-    zip, map, filter, tuple, list, dict, len, range, enumerate, isinstance, int, float, bool, torch.cat, torch.stack,
-    torch.tensor, torch.as_tensor, torch.from_numpy, np.array, np.asarray, np.stack, np.concatenate, np.vstack,
+    len, isinstance, torch.cat, torch.stack, torch.tensor, torch.as_tensor, torch.from_numpy,
+    np.array, np.asarray, np.stack, np.concatenate, np.vstack,
 )  # fmt: skip
-"""Functions that make one tensor or array of many, and those that help to: faster natively than as inputs of a
-graph, each of which is guarded."""
+"""Functions that make one tensor or array of many: faster natively than as inputs of a graph, each of which is
+guarded."""
 
-GATHER_METHODS = frozenset({"append", "items", "keys", "values", "to", "unsqueeze", "squeeze", "view", "reshape"})
+GATHER_METHODS = frozenset({
+    "append", "items", "keys", "values", "to", "unsqueeze", "squeeze", "view", "reshape", "copy", "astype", "numpy",
+    "cpu", "detach", "item",
+})  # fmt: skip
 """Methods that such a statement may call."""

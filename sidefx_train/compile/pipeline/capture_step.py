@@ -413,7 +413,8 @@ class CaptureRun:
         if self.point is not None or stop.whole:
             return ()
         of_data = stop.code in ("SFX106", "SFX114") and self.spec.items_of_any_class | self.spec.unbounded_lists
-        points = stop_points(stop, stop.code, stop.reason, stop.location, _DATA_CALLS if of_data else None)
+        data = _DATA_CALLS._replace(of_arrays=stop.of_host) if of_data or stop.of_host else None
+        points = stop_points(stop, stop.code, stop.reason, stop.location, data)
         points = points[:_MAX_POINTS]
         if not self.spec.native_rest:
             return points

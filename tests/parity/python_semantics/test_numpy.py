@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 import sidefx_train
@@ -508,3 +509,43 @@ def test_a_write_through_a_tensor_over_part_of_an_array_reaches_the_array():
     for i in range(1, 4):
         compiled(torch.ones(2))
         assert data[1:3].tolist() == [[float(i)] * 3] * 2 and not data[0].any() and not data[3].any()
+
+
+@pytest.mark.parametrize("form", ["statements", "loop"])
+def test_writes_into_several_arrays_of_one_object_are_one_break(form):
+    class Buffer:
+        def __init__(self):
+            self.states, self.rewards = np.zeros((5, 1, 3), np.float32), np.zeros((5, 1), np.float32)
+            self.place = 0
+
+        def add(self, state, reward):
+            if form == "statements":
+                self.states[self.place] = np.array(state)
+                self.rewards[self.place] = np.array(reward, dtype=np.float32).reshape(1)
+            else:
+                for array, value in ((self.states, state), (self.rewards, reward)):
+                    array[self.place] = value
+            self.place = (self.place + 1) % 5
+
+    def make():
+        torch.manual_seed(0)
+        model, buffer = nn.Linear(3, 1), Buffer()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        def step(state, reward):
+            buffer.add(state, reward)
+            loss = model(torch.as_tensor(state)).square().mean() * float(reward)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        def batch(call):
+            return np.full((1, 3), call, np.float32), np.float64(call)
+
+        return Program(step, batch, (model, optimizer, buffer))
+
+    report = parity(make, steps=12, captures=None, whole=False)
+    assert report.replays == 12 and not any(part.fallbacks for part in report.parts)
+    assert len(report.breaks) == 1 and not any(part.breaks for part in report.parts)
+    assert all(part.replays <= 12 for part in report.parts)

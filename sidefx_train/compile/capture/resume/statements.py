@@ -2,7 +2,8 @@
 
 A step whose data decides item by item (``[x for x in xs if x is not None]``) is suspended before the whole statement,
 which then runs natively, if it calls nothing but C code. So do statements before and after it that gather many tensors
-into a few (``torch.cat(batch.state)``), since each tensor that a part takes must be guarded.
+into a few (``torch.cat(batch.state)``), since each tensor that a part takes must be guarded, and writes into several
+arrays of one object (``self.rewards[i] = reward``).
 """
 
 from __future__ import annotations
@@ -38,12 +39,14 @@ class DataCalls(NamedTuple):
         methods: names of methods, besides any function of C.
         gather: functions that make one tensor of many, and others that such a statement calls.
         gather_methods: names of methods that it calls.
+        of_arrays: the statement reads or writes arrays of NumPy, and must do nothing but gather.
     """
 
     tensor: type
     methods: Set[str]
     gather: tuple[Any, ...]
     gather_methods: Set[str]
+    of_arrays: bool = False
 
     def is_of_c(self, fn: Any) -> bool:
         """Returns True for functions and classes of C, and for those of tensors and namedtuples."""
@@ -53,7 +56,9 @@ class DataCalls(NamedTuple):
 
     def gathers(self, fn: Any) -> bool:
         """Returns True for what gathers tensors, or helps to."""
-        return any(fn is known for known in self.gather) or (safe_isinstance(fn, type) and _makes_tuples(fn))
+        if safe_isinstance(fn, type):
+            return not fn.__flags__ & HEAP_TYPE or _makes_tuples(fn)
+        return any(fn is known for known in self.gather)
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,8 @@ class Statement:
 def data_statement(
     code: types.CodeType, index: int, first: int, space: Mapping[str, Any], calls: DataCalls
 ) -> Statement | None:
-    """Returns the statement around an instruction, and those around it that gather tensors, if it handles data alone.
+    """Returns the statement around an instruction, if it handles data alone, with those next to it that gather tensors;
+    of arrays, with those that write into items of the same object.
 
     Args:
         code: the code.
@@ -91,10 +97,20 @@ def data_statement(
         return None
     instructions = code_info(code).instructions
     found = None
+
+    def gathers(statement: Statement) -> bool:
+        computes = _computes(instructions, statement)
+        return not computes and _calls_only(code, statement, space, calls.gathers, calls.gather_methods)
+
+    def handles(statement: Statement) -> bool:
+        if calls.of_arrays:
+            return gathers(statement)
+        return _calls_only(code, statement, space, calls.is_of_c, calls.methods)
+
     for base in range(_base(code, depths, index), -1, -1):
         start = next((i for i in range(index, -1, -1) if depths[i] == base), None)
         around = None if start is None else _from(code, depths, start)
-        if around is None or not _calls_only(code, around, space, calls.is_of_c, calls.methods):
+        if around is None or not handles(around):
             break
         if index not in around.body:  # a jump that asks for itself, at the end
             continue
@@ -102,12 +118,26 @@ def data_statement(
             found = around
     if found is None:
         return None
+    owners = _written(instructions, depths, found)
 
-    def gathers(statement: Statement) -> bool:
-        useful = any(instructions[i].name in CALLS for i in statement.body) and not _computes(instructions, statement)
-        return useful and _calls_only(code, statement, space, calls.gathers, calls.gather_methods)
+    def belongs(statement: Statement) -> bool:
+        if calls.of_arrays:
+            useful = bool(owners & _written(instructions, depths, statement))
+        else:
+            useful = any(instructions[i].name in CALLS for i in statement.body)
+        return useful and gathers(statement)
 
-    return _with_next(code, depths, _with_previous(code, depths, found, first, gathers), gathers)
+    return _with_next(code, depths, _with_previous(code, depths, found, first, belongs), belongs)
+
+
+def _written(instructions: list[Instruction], depths: list[int], statement: Statement) -> set[tuple[str, Any]]:
+    """Returns the variables into whose items, or into those of whose attributes, a statement writes."""
+    found = set()
+    for index in statement.body:
+        if instructions[index].name == "STORE_SUBSCR":
+            loads = next(i for i in range(index - 1, -1, -1) if depths[i] == depths[index] - 2)
+            found.add((instructions[loads].name, instructions[loads].arg))
+    return found
 
 
 def _computes(instructions: list[Instruction], statement: Statement) -> bool:
@@ -115,9 +145,9 @@ def _computes(instructions: list[Instruction], statement: Statement) -> bool:
 
 
 def _with_previous(
-    code: types.CodeType, depths: list[int], found: Statement, first: int, gathers: Callable[[Statement], bool]
+    code: types.CodeType, depths: list[int], found: Statement, first: int, belongs: Callable[[Statement], bool]
 ) -> Statement:
-    """Adds the statements before one that gather tensors, back to where the code was entered."""
+    """Adds the statements before one that belong to it, back to where the code was entered."""
     base = depths[found.start]
     at = next((i for i in range(first, found.start) if depths[i] == base), found.start)
     body: set[int] = set()
@@ -128,18 +158,18 @@ def _with_previous(
             return found
         body |= before.body
         at = before.end
-        if not gathers(before):
+        if not belongs(before):
             start, body = at, set()
     return Statement(start, found.body | body, found.end) if at == found.start else found
 
 
 def _with_next(
-    code: types.CodeType, depths: list[int], found: Statement, gathers: Callable[[Statement], bool]
+    code: types.CodeType, depths: list[int], found: Statement, belongs: Callable[[Statement], bool]
 ) -> Statement:
-    """Adds the statements after one that gather tensors."""
+    """Adds the statements after one that belong to it."""
     while depths[found.end] == depths[found.start]:
         after = _from(code, depths, found.end)
-        if after is None or after.end <= found.end or not gathers(after):
+        if after is None or after.end <= found.end or not belongs(after):
             break
         found = Statement(found.start, found.body | after.body, after.end)
     return found

@@ -78,7 +78,12 @@ class Suspension:
 
 
 def stop_points(
-    error: BaseException, code: str, reason: str, location: Location | None, data: DataCalls | None = None
+    error: BaseException,
+    code: str,
+    reason: str,
+    location: Location | None,
+    data: DataCalls | None = None,
+    of_arrays: bool = False,
 ) -> tuple[StopPoint, ...]:
     """Returns the instructions before which the step can be suspended: of each frame, from the innermost, the one that
     it has begun, and those that began the ``with`` statements around that.
@@ -130,7 +135,8 @@ def _data_statement(frame: Frame, data: DataCalls) -> tuple[Statement, int] | No
     except Unsupported:
         return None
     counts = _counts(frame)
-    found = data_statement(code, at, min(counts, key=lambda index: counts[index], default=at), frame.globals, data)
+    first = min(counts, key=lambda index: counts[index], default=at)
+    found = data_statement(code, at, first, frame.globals, data)
     return None if found is None or found.start not in counts else (found, counts[found.start])
 
 

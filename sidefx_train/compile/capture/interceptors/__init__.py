@@ -28,6 +28,7 @@ from sidefx_train.compile.capture.interceptors.tensors import comparisons as com
 from sidefx_train.compile.capture.interceptors.tensors import nonempty_groups as nonempty_groups
 from sidefx_train.compile.capture.interceptors.tensors import numpy_conversion as numpy_conversion
 from sidefx_train.compile.capture.interceptors.tensors import place_in_storage as place_in_storage
+from sidefx_train.compile.capture.interceptors.tensors import sparse_matrices as sparse_matrices
 from sidefx_train.compile.capture.interceptors.tensors import symbolic_sizes as symbolic_sizes
 from sidefx_train.compile.capture.interceptors.tensors import tensor_copies as tensor_copies
 from sidefx_train.compile.capture.interceptors.tensors import tensor_from_numbers as tensor_from_numbers

@@ -71,21 +71,29 @@ def passed_on(value: Any) -> DeferredValue:
     return DeferredValue(type(value), parts)
 
 
-class PassedItem(DeferredValue):
-    """An item that is a tensor in some calls and ``None`` in others: the step passes it on. What asks for its class or
-    its value stops the capture."""
+class OutsideStandIn(DeferredValue):
+    """Stands for an outside object that the step passes on. What asks for more stops the capture."""
+
+    __slots__ = ()
+
+    def refuse(self, heap: ShadowTableAPI) -> NoReturn:
+        """Stops the capture."""
+        raise NotImplementedError
+
+
+class PassedItem(OutsideStandIn):
+    """An item that is a tensor in some calls and ``None`` in others."""
 
     __slots__ = ()
 
     def __init__(self) -> None:
         super().__init__(repr, ())
 
-
-def refuse_to_ask(heap: ShadowTableAPI, values: tuple[Any, ...]) -> NoReturn:
-    """Stops the capture at code that asks for the class or the value of such an item."""
-    labels = (record.source.label for record in map(heap.record_of, values) if record is not None)
-    what = next(labels, "an item")
-    heap.refuse("SFX106", f"looks at {what}, which is a tensor in some calls and None in others")
+    def refuse(self, heap: ShadowTableAPI) -> NoReturn:
+        """Stops the capture at code that asks for its class or its value."""
+        record = heap.record_of(self)
+        what = "an item" if record is None else record.source.label
+        heap.refuse("SFX106", f"looks at {what}, which is a tensor in some calls and None in others")
 
 
 class DeferredArray(DeferredValue):

@@ -26,14 +26,15 @@ from sidefx_train.compile.capture.shadows.deferred_values import (
     TEXT_METHODS,
     DeferredArray,
     DeferredValue,
+    OutsideStandIn,
     PassedItem,
-    refuse_to_ask,
 )
 from sidefx_train.compile.capture.shadows.definition_tracking import IMMUTABLE_CLASS
 from sidefx_train.compile.capture.shadows.factories import PartialRecord
 from sidefx_train.compile.capture.shadows.objects import weak_references
 from sidefx_train.compile.capture.shadows.objects.jagged_tensors import JaggedRecord
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord, shows_copy
+from sidefx_train.compile.capture.shadows.objects.sparse_matrices import SparseMatrix
 from sidefx_train.compile.capture.shadows.records import InstanceRecord, LeafRecord, Record, TensorRecord
 from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
 from sidefx_train.compile.capture.world.native_calls import (
@@ -79,6 +80,7 @@ _SHOWN_TYPES: dict[type, type] = {
     torch.SymBool: bool,
     DeferredValue: str,
     RandomState: torch.Tensor,
+    SparseMatrix: torch.Tensor,
 }
 
 
@@ -119,7 +121,7 @@ class Attributes:
         if cls is DeferredArray:
             return type(obj.sample)
         if cls is PassedItem:
-            refuse_to_ask(self.heap, (obj,))
+            obj.refuse(self.heap)
         if cls is DeferredValue:  # one that passes through has a record
             record = self.heap.record_of(obj)
             return str if record is None else type(record.real)
@@ -403,6 +405,8 @@ class Attributes:
     def _of_deferred(self, obj: DeferredValue, name: str) -> Any:
         if type(obj) is DeferredArray:
             return self.world.deferred_arrays.attribute(obj, name)
+        if type(obj) is SparseMatrix:
+            return obj.attribute(name)
         return self.world.computed_objects.attribute(obj, name) if type(obj) is DeferredValue else ABSENT
 
     def override_getattr(self, obj: Any, name: str) -> Any:
@@ -413,8 +417,8 @@ class Attributes:
                 found = types.MethodType(method, obj)
             if found is not ABSENT:
                 return found
-            if type(obj) is PassedItem:
-                refuse_to_ask(self.heap, (obj,))
+            if issubclass(type(obj), OutsideStandIn):
+                obj.refuse(self.heap)
             self.heap.refuse("SFX106", f"reads .{name} of a value that is known only after the step")
         if type(obj) in compat.SYMBOLS:
             if name in ("real", "numerator") and type(obj) is not torch.SymBool:

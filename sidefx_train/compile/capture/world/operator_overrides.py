@@ -23,12 +23,13 @@ from sidefx_train.compile.capture.shadows.deferred_values import (
     TEXT_METHODS,
     DeferredArray,
     DeferredValue,
+    OutsideStandIn,
     PassedItem,
     join_text,
     percent,
-    refuse_to_ask,
 )
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
+from sidefx_train.compile.capture.shadows.objects.sparse_matrices import SparseMatrix
 from sidefx_train.compile.capture.shadows.records import Record
 from sidefx_train.compile.capture.world.deferred.argument_snapshot import deferred_string
 from sidefx_train.compile.capture.world.deferred.deferred_strings import as_shown, deferred_in
@@ -85,8 +86,13 @@ class Operators:
             self.world.reads.containers(args)
         if safe_isinstance(first, NativeIterator) and name in ("iter", "next"):
             return first if name == "iter" else first.__next__()
-        if any(type(value) is PassedItem for value in args) and (name == "is_" or name in _TEXT):
-            return True if name == "is_" and args[0] is args[1] else refuse_to_ask(self.heap, args)
+        asked = [value for value in args if issubclass(type(value), OutsideStandIn)]
+        if asked and name == "matmul" and type(first) is SparseMatrix:
+            return registry.INTERCEPTORS[torch.matmul](self.world, args, {})
+        if name == "is_" and args[0] is not args[1]:
+            asked = [value for value in asked if type(value) is PassedItem]
+        if asked and (name != "is_" or args[0] is not args[1]) and not (name == "setitem" and args[2:] == tuple(asked)):
+            asked[0].refuse(self.heap)
         if name in _TEXT:
             return self._text(name, args)
         if name == "mod" and safe_isinstance(first, str):

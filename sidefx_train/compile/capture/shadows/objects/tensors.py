@@ -13,10 +13,11 @@ from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.shadows.objects.dtensors import dtensor_shadow
 from sidefx_train.compile.capture.shadows.objects.jagged_tensors import jagged_shadow
 from sidefx_train.compile.capture.shadows.objects.leaf_hooks import carry_accumulation_hooks, carry_hooks
+from sidefx_train.compile.capture.shadows.objects.sparse_matrices import sparse_matrix
 from sidefx_train.compile.capture.shadows.objects.wrapper_tensors import wrapper_shadow
 from sidefx_train.compile.capture.shadows.records import UNREAD, TensorRecord
 from sidefx_train.compile.common.distributed_models import refuse_if_distributed, refuse_whole
-from sidefx_train.compile.common.sentinels import DYNAMIC_DIMS
+from sidefx_train.compile.common.sentinels import ABSENT, DYNAMIC_DIMS
 from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.graph.artifacts import InputKind
 from sidefx_train.errors import LAZY
@@ -51,12 +52,17 @@ def tensor_shadow(heap: ShadowTableAPI, real: torch.Tensor, source: Source) -> A
     if real.is_nested:
         heap.refuse("SFX109", f"{source.label} is a nested tensor of strided layout")
     if real.layout is not torch.strided:
+        matrix = sparse_matrix(heap, real, source)
+        if matrix is not ABSENT:
+            return matrix
         heap.refuse("SFX109", f"{source.label} has layout {real.layout}")
     try:
         with compat.real_world():  # autograd may regenerate its node
             real.grad_fn  # noqa: B018
     except RuntimeError as error:  # autograd forbids reading some multi-output views
         heap.refuse("SFX109", f"{source.label} has no fake tensor: {error}")
+    if real._base is not None and real._base.layout is not torch.strided:
+        heap.refuse("SFX109", f"{source.label} is a view of a tensor of layout {real._base.layout}")
     if compat.is_jagged(real._base):
         heap.refuse("SFX109", f"{source.label} is a view of a nested tensor")
     if real._base is not None and compat.storage_address(real._base) != compat.storage_address(real):

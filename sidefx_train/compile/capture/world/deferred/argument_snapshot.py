@@ -14,11 +14,10 @@ from sidefx_train.compile.capture.shadows.deferred_values import (
     DeferredArray,
     DeferredResult,
     DeferredValue,
-    PassedItem,
+    OutsideStandIn,
     Shown,
     TensorSnapshot,
     percent,
-    refuse_to_ask,
 )
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
 from sidefx_train.compile.capture.world.native_calls.dunder_reentry import MethodCode
@@ -57,8 +56,8 @@ class ArgumentSnapshot:
     def value(self, value: Any) -> Any:
         """Returns a snapshot of a value."""
         cls = type(value)
-        if cls is PassedItem:  # a tensor could change until then
-            refuse_to_ask(self.world.heap, (value,))
+        if issubclass(cls, OutsideStandIn):  # a tensor could change until then
+            value.refuse(self.world.heap)
         if cls in PLAIN_TYPES or safe_isinstance(value, (*compat.SYMBOLS, DeferredValue)):
             return value
         record = self.world.heap.record_of(value)

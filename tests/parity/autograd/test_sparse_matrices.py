@@ -1,0 +1,215 @@
+"""Products with sparse matrices from outside are captured; what else a step does with such a matrix runs natively."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tests.support.parity import Program, parity
+
+LAYOUTS = ["coalesced", "uncoalesced", "csr"]
+
+
+def graph(layout: str, size: int = 20, seed: int = 0) -> torch.Tensor:
+    """Returns a random sparse matrix of shape (size, size)."""
+    drawn = torch.Generator().manual_seed(seed)
+    indices = torch.randint(0, size, (2, 4 * size), generator=drawn)
+    made = torch.sparse_coo_tensor(indices, torch.rand(4 * size, generator=drawn), (size, size))
+    if layout == "uncoalesced":
+        return made
+    return made.coalesce() if layout == "coalesced" else made.coalesce().to_sparse_csr()
+
+
+def trained(use: Any, layout: str = "coalesced") -> Any:
+    """Returns a factory of a training step with the hidden values ``use(matrix, hidden, log)``."""
+
+    def make() -> Program:
+        torch.manual_seed(0)
+        net, matrix, log = nn.Linear(4, 4), graph(layout), []
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            loss = use(matrix, net(x), log).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return Program(step, lambda call: (torch.randn(20, 4),), (net, optimizer, log))
+
+    return make
+
+
+PRODUCTS = {
+    "operator": lambda a, h, log: a @ h,
+    "mm": lambda a, h, log: a.mm(h),
+    "torch.mm": lambda a, h, log: torch.mm(a, h),
+    "spmm": lambda a, h, log: torch.spmm(a, h),
+    "sparse.mm": lambda a, h, log: torch.sparse.mm(a, h),
+    "vector": lambda a, h, log: a @ h[:, 1],
+    "transposed": lambda a, h, log: a.t() @ (a @ h),
+    "twice transposed": lambda a, h, log: a.t().t() @ h,
+    "columns first": lambda a, h, log: a @ h.t().contiguous().t(),
+    "no grad": lambda a, h, log: h * torch.sigmoid((a @ h).detach()),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_products(product: str, layout: str) -> None:
+    parity(trained(PRODUCTS[product], layout), steps=4)
+
+
+def test_a_graph_network_under_inductor() -> None:
+    def make() -> Program:
+        torch.manual_seed(0)
+        first, second, matrix = nn.Linear(8, 16), nn.Linear(16, 3), graph("coalesced")
+        net = nn.ModuleList([first, second])
+        optimizer = torch.optim.Adam(net.parameters(), 0.01)
+        labels = torch.randint(0, 3, (20,))
+
+        def step(x: torch.Tensor) -> float:
+            optimizer.zero_grad()
+            hidden = torch.relu(torch.spmm(matrix, first(x)))
+            loss = F.cross_entropy(torch.spmm(matrix, second(hidden))[:10], labels[:10])
+            loss.backward()
+            optimizer.step()
+            return loss.item()
+
+        return Program(step, lambda call: (torch.randn(20, 8),), (net, optimizer))
+
+    parity(make, steps=6, backend="inductor")
+
+
+def penalty(matrix: Any, hidden: torch.Tensor, log: list[Any]) -> torch.Tensor:
+    (found,) = torch.autograd.grad((matrix @ hidden).square().sum(), hidden, create_graph=True)
+    return hidden + found.square().sum()
+
+
+def facts(matrix: Any, hidden: torch.Tensor, log: list[Any]) -> torch.Tensor:
+    log.append((matrix.shape, matrix.dtype, matrix.layout, matrix.is_sparse, isinstance(matrix, torch.Tensor)))
+    return matrix @ hidden / matrix.shape[0]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("use", [penalty, facts], ids=["second derivative", "facts"])
+def test_more_in_one_graph(use: Any, layout: str) -> None:
+    parity(trained(use, layout), steps=4)
+
+
+def caught(matrix: Any, hidden: torch.Tensor, log: list[Any]) -> torch.Tensor:
+    for wrong in (hidden[:7], hidden.double()):
+        try:
+            matrix @ wrong
+        except RuntimeError as error:
+            log.append(str(error))
+    return hidden
+
+
+NATIVE = {
+    "to_dense": lambda a, h, log: a.to_dense() @ h,
+    "addmm": lambda a, h, log: torch.addmm(h, a, h),
+    "scaled": lambda a, h, log: (a * 2) @ h,
+    "dense first": lambda a, h, log: h.t() @ a,
+    "two matrices": lambda a, h, log: torch.sparse.mm(a, a) @ h,
+    "text": lambda a, h, log: log.append(str(a)) or a @ h,
+    "errors": caught,
+    "values": lambda a, h, log: h * a._values().sum() if a.layout is torch.sparse_coo else h * a.values().sum(),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("use", NATIVE)
+def test_other_uses_run_natively(use: str, layout: str) -> None:
+    report = parity(trained(NATIVE[use], layout), steps=4, captures=None, whole=False)
+    assert {each.code for each in report.breaks} == {"SFX109"} and not report.fallbacks
+
+
+def test_matrices_of_other_sizes_are_one_graph() -> None:
+    held: dict[str, Any] = {}
+
+    def make() -> Program:
+        torch.manual_seed(0)
+        net = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            matrix = held["a"]
+            loss = (matrix @ net(x)).square().mean() + (matrix.t() @ x).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return Program(step, lambda call: (torch.randn(20 + call, 4),), (net,))
+
+    def other(program: Program, call: int) -> None:
+        held["a"] = graph("coalesced", 20 + call, call)
+
+    parity(make, steps=12, captures=3, between=other)
+
+
+def test_matrix_changes_between_calls() -> None:
+    """Values are read at every call; another layout, a lost order or a gradient is another case."""
+    held: dict[str, Any] = {}
+
+    def make() -> Program:
+        torch.manual_seed(0)
+        net = nn.Linear(4, 4)
+        held["a"] = graph("coalesced")
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            loss = (held["a"] @ net(x)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return Program(step, lambda call: (torch.randn(20, 4),), (net, optimizer))
+
+    def change(program: Program, call: int) -> None:
+        if call == 9:
+            held["a"].requires_grad_(True)
+        elif call in (3, 5, 7):
+            held["a"] = graph({3: "uncoalesced", 5: "csr", 7: "coalesced"}[call], seed=call)
+        else:
+            held["a"]._values().mul_(0.9) if held["a"].is_sparse else held["a"].values().mul_(0.9)
+
+    parity(make, steps=11, captures=None, between=change, whole=False)
+
+
+@pytest.mark.parametrize("when", ["before", "after", "between"])
+def test_values_that_the_step_writes(when: str) -> None:
+    """A matrix over a tensor that the step writes in place sees what is written."""
+
+    def make() -> Program:
+        torch.manual_seed(0)
+        net, values = nn.Linear(4, 4), torch.rand(30)
+        matrix = torch.sparse_coo_tensor(torch.randint(0, 20, (2, 30)), values, (20, 20))
+        assert matrix._values().data_ptr() == values.data_ptr()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            if when == "before":
+                values.mul_(0.9)
+            hidden = matrix @ net(x)
+            if when == "between":
+                values.mul_(0.9)
+                hidden = matrix @ hidden.detach()
+            loss = (hidden * net.weight.sum()).square().mean()
+            if when == "after":
+                values.add_(0.1)
+            optimizer.zero_grad()
+            if when == "before" or when == "between":
+                loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return Program(step, lambda call: (torch.randn(20, 4),), (net, optimizer, values))
+
+    parity(make, steps=5, captures=None, whole=False)

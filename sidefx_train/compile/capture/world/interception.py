@@ -229,6 +229,8 @@ class Interception:
             self.heap.refuse("SFX103", "makes a weakref.finalize, which is called when its object is gone")
         if fn is weakref.ref:
             return weakref_calls.make(self.world, args)
+        if fn is weakref.proxy:
+            weakref_calls.note_target(self.world, args)
         if fn is weakref.ref.__new__:
             self.heap.refuse("SFX104", f"makes a {trace_rules.describe(args[0])}")
         return ABSENT

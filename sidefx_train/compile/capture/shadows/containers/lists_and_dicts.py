@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -181,7 +182,11 @@ class ListRecord(Record):
         return item if item is not ABSENT and self.remove(index) else ABSENT
 
     def lost(self) -> Iterator[tuple[Any, Any]]:
-        """Yields each item of the outside list that :attr:`edits` take from it, with what is in its place."""
+        """Yields each item of the outside list that :attr:`edits` and full deques take from it, with what is in its
+        place."""
+        if type(self.real) is deque and self.real.maxlen is not None and self.shadow:
+            dropped = len(self.real) + len(self.shadow) - self.real.maxlen
+            yield from ((item, ABSENT) for item in itertools.islice(self.real, max(dropped, 0)))
         for _, item, outside in self.edits:
             if outside is not None:
                 yield self.real[outside if type(outside) is int else compat.hint_of(outside)], item

@@ -282,6 +282,9 @@ class Interception:
         if fn is warnings.warn:
             self._check_own_code(None)
             return deferred_warnings.warn(self.world, args, kwargs)
+        if fn is warnings.warn_explicit:
+            self._check_own_code(None)
+            return deferred_warnings.warn_explicit(self.world, args, kwargs)
         logger = args[0] if args else attribute_of(fn, "__self__")
         if safe_isinstance(logger, logging.Logger):
             record = self.heap.record_of(logger)

@@ -133,10 +133,11 @@ class ListRecord(Record):
             return self._after_edits(index)
         if self.shadow:  # the step appended items, and a full deque has dropped others for them
             before = self.heap.length(len(self.real), self._length_source)
-            appended = len(self.shadow)
+            after, dropped = before + len(self.shadow), 0
             if type(self.real) is deque and self.real.maxlen is not None:
-                index = index + torch.sym_max(before + appended - self.real.maxlen, 0)
-            if not 0 <= index < before:
+                dropped = torch.sym_max(after - self.real.maxlen, 0)
+            index = index + after if index < 0 else index + dropped
+            if not dropped <= index < before:
                 return self.shadow[int(index - before)] if index >= before else ABSENT
         return self._outside(index)
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import gc
 import sys
+import weakref
+from typing import Any
 
 _STANDARD = sys.stdlib_module_names
 _LIBRARIES = {"torch", "numpy", "lightning", "pytorch_lightning", "lightning_fabric", "torchmetrics", "sidefx_train"}
@@ -26,3 +29,23 @@ def is_standard(module: str) -> bool:
     """Returns True if a module belongs to the standard library."""
     root = module.partition(".")[0]
     return root in _STANDARD and root != "__main__"
+
+
+def calls_back(target: Any) -> bool:
+    """Returns True if finalizing an object runs code of the program through a weak reference or ``weakref.finalize``,
+    not only that of a weak container."""
+    for ref in weakref.getweakrefs(target) if weakref.getweakrefcount(target) else ():
+        call = _callback_of(ref)
+        if call is not None and not is_library(getattr(call, "__module__", None) or ""):
+            return True
+    return False
+
+
+def _callback_of(ref: Any) -> Any:
+    """Returns the callback of a reference or proxy; attributes of a proxy are those of its referent."""
+    proxy = not issubclass(type(ref), weakref.ReferenceType)
+    callback = next(iter(gc.get_referents(ref)), None) if proxy else ref.__callback__
+    if type(callback) is weakref.finalize:
+        pending = callback.peek()
+        return None if pending is None else pending[1]
+    return callback

@@ -315,7 +315,7 @@ def runs_pure_code(cls: type) -> bool:
 
 def is_deferred(fn: Any, args: tuple[Any, ...]) -> bool:
     """Returns True for printing, warnings and log records."""
-    if fn is print or fn is warnings.warn:
+    if fn is print or fn is warnings.warn or fn is warnings.warn_explicit:
         return True
     if args and issubclass(type(args[0]), logging.LoggerAdapter):
         return False  # its `process`, which may be the program's, reads what the step changes

@@ -389,7 +389,8 @@ class CompiledStep:
             for error in (outcome, outcome.__cause__):
                 if error is not None:
                     set_field(error, "__traceback__", None)
-        if self._is_part and any(has_pending_finally(value) for part in call.args[0] for value in part):
+        waits = self._is_part and any(has_pending_finally(value) for part in call.args[0] for value in part)
+        if waits or (isinstance(outcome, CaptureFailed) and outcome.code == "SFX115"):
             gc.collect()
 
     def _install(self, entry: Entry, missed: Missed | None) -> None:

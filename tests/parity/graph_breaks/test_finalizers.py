@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import time
 import weakref
 from typing import Any
@@ -360,3 +361,93 @@ def test_an_object_from_outside_with_a_proxy():
         runs.append(log)
     assert runs[0] == runs[1]
     assert not run.report().fallbacks
+
+
+def _observe(how: str, made: Any, seen: list[Any]) -> Any:
+    """Lets weak references show in ``seen`` that an object is gone."""
+    if how == "finalize":
+        return weakref.finalize(made, seen.append, "gone")
+    return weakref.ref(made, lambda ref: seen.append("gone"))
+
+
+@pytest.mark.parametrize("how", ["callback", "finalize"])
+@pytest.mark.parametrize("where", ["list", "deque", "attribute", "dict", "changing index"])
+def test_a_callback_shows_that_an_outside_object_is_gone(how: str, where: str) -> None:
+    def program() -> Any:
+        seen: list[Any] = []
+        owner, observers = Thing(), []
+        owner.items, owner.queue, owner.table = [None] * 4, collections.deque(maxlen=2), {}
+        owner.queue.extend([1, 2])
+
+        def enter(call: int) -> None:
+            made = Thing()
+            if where == "list":
+                owner.items.append(made)
+            elif where == "deque":
+                owner.queue.clear()
+                owner.queue.extend([made, made])
+            elif where == "attribute":
+                owner.made = made
+            elif where == "dict":
+                owner.table["made"] = made
+            elif call >= 3:
+                owner.items[call % 4] = made
+            if where != "changing index" or call >= 3:
+                observers.append(_observe(how, made, seen))
+
+        def step(x, log, call):
+            if where == "list":
+                owner.items.pop()
+            elif where == "deque":
+                owner.queue.append(3)
+                owner.queue.append(4)
+            elif where == "attribute":
+                owner.made = None
+            elif where == "dict":
+                del owner.table["made"]
+            else:
+                owner.items[call % 4] = call
+            log.append(len(seen))
+            return x * 2
+
+        return step, enter
+
+    courses = []
+    for compiled in (False, True):
+        step, enter = program()
+        step = sidefx_train.compile(step, backend="eager") if compiled else step
+        courses.append([])
+        for call in range(6):
+            enter(call)
+            step(torch.ones(2), courses[-1], call)
+    assert courses[0] == courses[1]
+
+
+@pytest.mark.parametrize("kind", [Thing, lambda: torch.ones(1)], ids=["object", "tensor"])
+@pytest.mark.parametrize("make", [weakref.ref, weakref.proxy, weakref.WeakSet, weakref.WeakKeyDictionary])
+def test_a_reference_of_the_step_to_what_it_takes_from_outside(make: Any, kind: Any) -> None:
+    def program() -> Any:
+        kept = [kind() for _ in range(6)]
+
+        def step(x, log):
+            if make is weakref.ref:
+                reference = weakref.ref(kept[0])
+                kept.pop(0)
+                log.append(reference() is None)
+            elif make is weakref.proxy:
+                proxy = weakref.proxy(kept[0])
+                kept.pop(0)
+                try:
+                    log.append(proxy.grad)
+                except (AttributeError, ReferenceError) as error:
+                    log.append(str(error))
+            else:
+                members = make()
+                members.add(kept[0]) if make is weakref.WeakSet else members.__setitem__(kept[0], 1)
+                kept.pop(0)
+                log.append(len(members))
+            return x * 2
+
+        return step
+
+    assert course(sidefx_train.compile(program(), backend="eager")) == course(program())

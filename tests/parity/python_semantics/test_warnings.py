@@ -71,7 +71,43 @@ def of_a_softmax(x, log):
         return x
 
 
+def explicit(x, log):
+    log.append("before")
+    warnings.warn_explicit("w", UserWarning, "file.py", 3)
+    warnings.warn_explicit(UserWarning(f"w {x.sum().item():.1f}"), None, "other.py", lineno=len(log), module="other")
+    log.append("after")
+    return x.sin()
+
+
+def explicit_and_caught(x, log):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            warnings.warn_explicit("w", UserWarning, "file.py", 3)
+            log.append("went on")
+        except UserWarning as error:
+            log.append(str(error))
+    return x.sin()
+
+
+def explicit_and_recorded(x, log):
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        warnings.warn_explicit("w", UserWarning, "file.py", 3)
+    log.append([(str(each.message), each.filename, each.lineno) for each in found])
+    return x.sin()
+
+
+def explicit_with_a_registry(x, log):
+    registry = {}
+    for _ in range(2):
+        warnings.warn_explicit("w", UserWarning, "file.py", 3, registry=registry)
+    log.append(sorted(map(str, registry)))
+    return x.sin()
+
+
 STEPS = [caught, uncaught, cleaned_up, recorded, twice, with_a_value, of_a_loss, of_a_softmax]
+STEPS += [explicit, explicit_and_caught, explicit_and_recorded, explicit_with_a_registry]
 ORDERS = [
     ("ignore", "error", "ignore", "error", "always"),
     ("error", "always", "error"),

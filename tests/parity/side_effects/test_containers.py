@@ -190,3 +190,45 @@ def test_attributes_of_an_ordered_dict(step):
         return str([(each, vars(each)) if isinstance(each, OrderedDict) else each for each in log])
 
     assert course(sidefx_train.compile(step, backend="eager")) == course(step)
+
+
+class Equal:
+    """All instances are equal."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def __eq__(self, other):
+        return type(other) is Equal
+
+    def __hash__(self):
+        return 1
+
+    def __repr__(self):
+        return f"Equal({self.number})"
+
+
+KEYS = [(1, True), (1, 1.0), (0.0, -0.0), ((1, 2), (1.0, 2)), (Equal(1), Equal(2))]
+
+
+@pytest.mark.parametrize(("old", "new"), KEYS, ids=repr)
+@pytest.mark.parametrize("kind", [dict, OrderedDict, set], ids=lambda kind: kind.__name__)
+def test_an_equal_key_added_in_place_of_one_that_was_removed(kind, old, new):
+    def step(table, x):
+        if kind is set:
+            table.discard(old)
+            table.add(new)
+        else:
+            table.pop(old)
+            table.setdefault(new, None)
+        return x + 1
+
+    captured = sidefx_train.compile(step, backend="eager")
+    tables = [], []
+    for run, made in zip((step, captured), tables, strict=True):
+        for _ in range(3):
+            table = kind([(3, 4), (old, None)]) if kind is not set else {3, old}
+            run(table, torch.ones(1))
+            made.append([key for key in table if key != 3])
+    for (expected,), (found,) in zip(*tables, strict=True):
+        assert found is new if type(new) is Equal else repr(found) == repr(expected) == repr(new)

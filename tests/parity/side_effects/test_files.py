@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import sys
@@ -53,7 +54,24 @@ def under_a_condition(log, x):
         log.file.write(f"{log.count}\n")
 
 
+class Tee:
+    def __init__(self, *files):
+        self.files = files
+
+    def write(self, text):
+        for file in self.files:
+            file.write(text)
+
+
+def through_an_object_of_the_step(log, x):
+    log.count += 1
+    print(f"step {log.count}", x.sum().item(), file=Tee(log.file, sys.stdout))
+    with contextlib.redirect_stdout(log.file):
+        print("redirected", log.count)
+
+
 WHOLE = [lines_of_json, numbers_of_the_graph, in_order, what_write_returns, under_a_condition]
+WHOLE.append(through_an_object_of_the_step)
 
 
 def where_it_is(log, x):

@@ -289,3 +289,19 @@ def test_mapping_proxies_and_signatures():
         assert bound == program(torch.ones(3))[0]
         own["more"], outside["b"] = i, i
         assert type(proxy) is types.MappingProxyType and dict(proxy) == own and dict(shown) == outside
+
+
+def test_bytearrays():
+    def program(x, n, kept):
+        made = bytearray(n)
+        kept.append(made)
+        made += b"abc"
+        return x + 1, made, [made]
+
+    step = sidefx_train.compile(program, backend="eager", fullgraph=True)
+    kept, expected = [], []
+    for n in (1, 2, 2, 0):
+        _, made, (same,) = step(torch.ones(1), n, kept)
+        assert made is same is kept[-1] and made == program(torch.ones(1), n, expected)[1]
+        made.append(9)
+    assert [each[-1] for each in kept] == [9] * 4 and len({*map(id, kept)}) == 4

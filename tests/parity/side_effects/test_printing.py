@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import collections
+import types
+
+import numpy as np
 import pytest
 import torch
 
@@ -77,3 +81,67 @@ def test_other_conversions_show_the_history(text):
 
     made = sidefx_train.compile(step, backend="eager")
     assert all("6., grad_fn=" in made(torch.ones(3, requires_grad=True)) for _ in range(2))
+
+
+def an_array():
+    array = np.zeros(3)
+    print(array, [array])
+    array[0] = 1
+    print(array[:2])
+    array += 1
+
+
+def a_bytearray():
+    data = bytearray(b"abc")
+    print(data)
+    data.append(7)
+    return data
+
+
+def a_namespace():
+    space = types.SimpleNamespace(a=[1])
+    print(space)
+    space.a.append(2)
+    space.b = 3
+
+
+def views_of_dicts():
+    for table in ({"a": [1]}, collections.OrderedDict(a=[1])):
+        print(table.keys(), table.values(), table.items())
+        table["a"].append(2)
+        table["b"] = 3
+
+
+def an_optimizer():
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    print(optimizer)
+    optimizer.param_groups[0]["lr"] = 0.5
+    print(optimizer, [optimizer])
+
+
+CHANGED = [an_array, a_bytearray, a_namespace, views_of_dicts, an_optimizer]
+
+
+@pytest.mark.parametrize("change", CHANGED, ids=lambda change: change.__name__)
+def test_what_the_step_changes_after_the_print(change):
+    def make():
+        return Program(step=lambda x: (change(), x + 1), batch=lambda call: (torch.ones(2) * call,))
+
+    parity(make, steps=3)
+
+
+def test_the_learning_rate_before_the_scheduler_changes_it():
+    def make():
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+        def step(x):
+            model(x).sum().backward()
+            optimizer.step()
+            print(optimizer)
+            scheduler.step()
+
+        return Program(step, batch=lambda call: (torch.ones(2) * call,), watch=(model, optimizer))
+
+    parity(make, steps=4, captures=2)

@@ -159,3 +159,30 @@ def test_truth_values_beside_changing_integers(name, caplog):
     found, report = outcomes(step, [3, 4, 0, 1, 2])
     assert found == outcomes(step, [3, 4, 0, 1, 2], None)[0]
     assert not caplog.records and not report.fallbacks
+
+
+def refused(fn, *args):
+    try:
+        return fn(*args)
+    except TypeError as error:
+        return str(error)
+
+
+ROUNDED = {
+    "of the graph": lambda x, n: (round(int(x.sum().item()), -1), round(x.long().sum().item(), ndigits=-2)),
+    "a size": lambda x, n: (round(x.shape[0], -1), round(number=3 * x.shape[0], ndigits=-1)),
+    "large": lambda x, n: (round(n + 2**62, -1), round(-n - 2**62, ndigits=-2), round(n + 2**62, 1)),
+    "digits that are no integer": lambda x, n: refused(round, n, 1.0),
+}
+
+
+@pytest.mark.parametrize("rounded", ROUNDED.values(), ids=ROUNDED)
+def test_integers_are_rounded_to_tens(rounded) -> None:
+    def step(x, n):
+        return x.sum(), rounded(x, n)
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    for n in (15, 25, -25, 116, -44, 5):
+        x = torch.full((6 + abs(n),), float(n))
+        assert compiled(x, n)[1] == rounded(x, n)
+    assert compiled.report().fallback_count == 0, str(compiled.report())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import math
 import random
 from types import SimpleNamespace
@@ -329,3 +330,25 @@ def test_one_of_many_attributes_breaks():
 
     report = parity(make, steps=30, captures=None, whole=False)
     assert report.breaks and not report.fallbacks
+
+
+@pytest.mark.parametrize("limit", [None, 2, 3])
+def test_an_index_from_the_end_of_a_deque_that_the_step_appends_to(limit):
+    """Regression: a full deque was indexed as if the step had not appended."""
+
+    def make() -> Program:
+        queue = collections.deque([1, 2], maxlen=limit)
+
+        def step(x, k, n):
+            queue.append({"n": n})
+            queue.append(n)
+            try:
+                found = queue[-k]
+            except IndexError as error:
+                found = str(error)
+            queue[n % 2] = x.sum().item()
+            return found
+
+        return Program(step, lambda i: (torch.ones(2) * i, (3, 2, 1, 2, 4, 0, 2, 1)[i], i), watch=(queue,))
+
+    parity(make, steps=8, captures=None)

@@ -11,10 +11,12 @@ import gc
 import itertools
 import types
 from typing import Any
+from weakref import getweakrefcount
 
 from sidefx_train.compile.capture.interpreter.dispatch import code_info
 from sidefx_train.compile.capture.interpreter.frame import NULL
 from sidefx_train.compile.capture.interpreter.generators import InterpretedGenerator
+from sidefx_train.compile.common.library_modules import calls_back, is_library
 from sidefx_train.compile.common.type_checks import deletes, safe_isinstance
 
 _STOP_ITERATION_ERROR = 3
@@ -41,8 +43,16 @@ def has_pending_finally(value: Any) -> bool:
 
 
 def runs_code_when_freed(value: Any) -> bool:
-    """Returns True for an iterator with a pending ``finally`` and an object whose class has a ``__del__``."""
-    return has_pending_finally(value) if type(value) in HOLDERS else deletes(type(value))
+    """Returns True for an iterator with a pending ``finally``, and for an object whose class has a ``__del__`` or to
+    which weak references of the program refer: they call it, or are dead from then on.
+
+    Libraries have weak references to tensors of their own.
+    """
+    if type(value) in HOLDERS:
+        return has_pending_finally(value)
+    if deletes(type(value)):
+        return True
+    return getweakrefcount(value) != 0 and (not is_library(type(value).__module__) or calls_back(value))
 
 
 def _has_pending_finally(value: Any, seen: set[int]) -> bool:

@@ -18,9 +18,8 @@ from sidefx_train.compile.capture.interpreter.generator_finalizers import HOLDER
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
 from sidefx_train.compile.capture.shadows.containers.sets import SetRecord
 from sidefx_train.compile.capture.shadows.containers.traversal import held_by
-from sidefx_train.compile.capture.shadows.objects import weak_references
 from sidefx_train.compile.capture.shadows.records import InstanceRecord, Record
-from sidefx_train.compile.common.library_modules import is_library
+from sidefx_train.compile.common.library_modules import calls_back, is_library
 from sidefx_train.compile.common.plain_values import is_plain
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import deletes, safe_isinstance
@@ -96,7 +95,7 @@ def _may_be_missed(cls: type) -> bool:
 
 
 def _observed_outside(real: Any) -> bool:
-    return weak_references.calls_back(real) or (deletes(type(real)) and not is_library(type(real).__module__))
+    return calls_back(real) or (deletes(type(real)) and not is_library(type(real).__module__))
 
 
 def check_dropped(heap: ShadowTableAPI) -> None:
@@ -118,10 +117,12 @@ def _observed_taken(heap: ShadowTableAPI, item: Any) -> str:
     cls = type(item)
     if cls in HOLDERS:
         return "which has a pending finally" if has_pending_finally(item) else ""
-    if not takes_along(cls):
-        return ""
     if id(item) in heap.watched:
         return f"to which {heap.watched[id(item)]} has a weak reference"
+    if not takes_along(cls):
+        return ""
+    if calls_back(item):
+        return "to which a weak reference with a callback refers"
     return "whose class has __del__" if deletes(cls) else ""
 
 

@@ -16,7 +16,7 @@ from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.guard import TensorFacts
 from sidefx_train.compile.capture.shadows.containers.iterators import IteratorRecord
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, Edit, ListRecord
-from sidefx_train.compile.capture.shadows.containers.sets import SetRecord
+from sidefx_train.compile.capture.shadows.containers.sets import SetRecord, is_replaced
 from sidefx_train.compile.capture.shadows.deferred_values import TraceKey
 from sidefx_train.compile.capture.shadows.finalizers import check_dropped
 from sidefx_train.compile.capture.shadows.objects import weak_references
@@ -162,13 +162,15 @@ def _dict_effect(record: InstanceRecord) -> list[Effect]:
 def _dict(world: CaptureContext, record: DictRecord) -> list[Effect]:
     now = stored_entries(record.shadow)
     weak_references.check_keys(world.heap, record.base, now)
-    if record.filled and record.same_entries() and list(now) == list(record.snapshot):
+    added_again = record.filled and any(map(is_replaced, record.snapshot, now))
+    if record.filled and not added_again and record.same_entries() and list(now) == list(record.snapshot):
         return []
     keys = {key: world.heap.real_key(key) for key in now}
     if record.filled:
         gone = [key for key in record.snapshot if key not in now]
         kept = [key for key in record.snapshot if key in now]
-        if list(now)[: len(kept)] != kept:  # a key was deleted and added again: rebuild in eager's order
+        added_again = any(map(is_replaced, kept, now))
+        if added_again or list(now)[: len(kept)] != kept:  # a key was deleted: rebuild in eager's order
             changes = [Effect("clear", record.base, through=record.through)]
             return changes + [
                 Effect("set_item", record.base, _key(world, keys, key), value, record.through)

@@ -229,6 +229,8 @@ class Interception:
             self.heap.refuse("SFX103", "makes a weakref.finalize, which is called when its object is gone")
         if fn is weakref.ref:
             return weakref_calls.make(self.world, args)
+        if fn is weakref.proxy:
+            weakref_calls.note_target(self.world, args)
         if fn is weakref.ref.__new__:
             self.heap.refuse("SFX104", f"makes a {trace_rules.describe(args[0])}")
         return ABSENT
@@ -280,6 +282,9 @@ class Interception:
         if fn is warnings.warn:
             self._check_own_code(None)
             return deferred_warnings.warn(self.world, args, kwargs)
+        if fn is warnings.warn_explicit:
+            self._check_own_code(None)
+            return deferred_warnings.warn_explicit(self.world, args, kwargs)
         logger = args[0] if args else attribute_of(fn, "__self__")
         if safe_isinstance(logger, logging.Logger):
             record = self.heap.record_of(logger)

@@ -149,6 +149,11 @@ def new_array(rebuilder: Reconstruction, value: np.ndarray[Any, Any]) -> str:
     return made
 
 
+def new_bytearray(rebuilder: Reconstruction, value: bytearray) -> str:
+    """Returns a copy of a bytearray of the step: what it was made of is guarded."""
+    return rebuilder.remember(value, f"{rebuilder.constant(bytearray)}({rebuilder.constant(bytes(value))})")
+
+
 def _array_view(rebuilder: Reconstruction, value: np.ndarray[Any, Any], base: np.ndarray[Any, Any]) -> str:
     record = rebuilder.world.heap.record_of(base)
     layout = (_address(value) - _address(base), value.dtype, value.shape, value.strides)

@@ -63,6 +63,7 @@ BY_CLASS: dict[type, Build] = {
     slice: containers.new_slice,
     set: containers.new_set,
     np.ndarray: containers.new_array,
+    bytearray: containers.new_bytearray,
     RangeOfNumber: lambda rebuilder, value: f"{rebuilder.constant(range)}({rebuilder.expression(value.length)})",
     types.CellType: functions.new_cell,
     **dict.fromkeys(REBUILT | HANDED_ON, iterators.iterator),

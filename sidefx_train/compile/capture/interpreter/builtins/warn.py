@@ -35,8 +35,7 @@ class WarningSite:
         """Returns the module's globals, its file and the line."""
         return self._place
 
-    @staticmethod
-    def module_of(space: dict[str, Any]) -> str:
+    def module_of(self, space: dict[str, Any]) -> str:
         """Returns the name of the module with these globals."""
         return str(space.get("__name__") or "<string>")
 
@@ -44,6 +43,28 @@ class WarningSite:
         space, file, line = self.place()
         registry = space.setdefault("__warningregistry__", {})
         warnings.warn_explicit(message, category, file, line, self.module_of(space), registry, None, source)
+
+
+class NamedSite(WarningSite):
+    """A line that ``warnings.warn_explicit`` is given; no registry keeps what it has shown.
+
+    Args:
+        file: its file.
+        line: the line.
+        module: the module's name; by default, Python makes it from the file's.
+    """
+
+    def __init__(self, file: str, line: int, module: str | None) -> None:
+        super().__init__({}, file, line)
+        self._module = (file.removesuffix(".py") or "<unknown>") if module is None else module
+        self.__qualname__ = self.__name__ = "warn_explicit"
+
+    def module_of(self, space: dict[str, Any]) -> str:
+        return self._module
+
+    def __call__(self, message: Any, category: Any, source: Any = None) -> None:
+        _, file, line = self.place()
+        warnings.warn_explicit(message, category, file, line, self._module, None, None, source)
 
 
 class CallerSite(WarningSite):

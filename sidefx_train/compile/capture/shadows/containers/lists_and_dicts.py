@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -132,10 +133,11 @@ class ListRecord(Record):
             return self._after_edits(index)
         if self.shadow:  # the step appended items, and a full deque has dropped others for them
             before = self.heap.length(len(self.real), self._length_source)
-            appended = len(self.shadow)
+            after, dropped = before + len(self.shadow), 0
             if type(self.real) is deque and self.real.maxlen is not None:
-                index = index + torch.sym_max(before + appended - self.real.maxlen, 0)
-            if not 0 <= index < before:
+                dropped = torch.sym_max(after - self.real.maxlen, 0)
+            index = index + after if index < 0 else index + dropped
+            if not dropped <= index < before:
                 return self.shadow[int(index - before)] if index >= before else ABSENT
         return self._outside(index)
 
@@ -181,7 +183,11 @@ class ListRecord(Record):
         return item if item is not ABSENT and self.remove(index) else ABSENT
 
     def lost(self) -> Iterator[tuple[Any, Any]]:
-        """Yields each item of the outside list that :attr:`edits` take from it, with what is in its place."""
+        """Yields each item of the outside list that :attr:`edits` and full deques take from it, with what is in its
+        place."""
+        if type(self.real) is deque and self.real.maxlen is not None and self.shadow:
+            dropped = len(self.real) + len(self.shadow) - self.real.maxlen
+            yield from ((item, ABSENT) for item in itertools.islice(self.real, max(dropped, 0)))
         for _, item, outside in self.edits:
             if outside is not None:
                 yield self.real[outside if type(outside) is int else compat.hint_of(outside)], item

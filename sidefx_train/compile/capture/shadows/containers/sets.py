@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from sidefx_train.compile.capture.guards.guard import same_value
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.shadows.records import Record
 from sidefx_train.compile.common.plain_values import is_plain
@@ -96,9 +97,7 @@ class SetRecord(Record):
         if len(self.membership_changes) >= _MOST_CHANGES or not all(map(is_plain, (*now, *self.seen))):
             self.membership_changes = None
             return
-        before, after = set(self.seen), set(now)
-        gone = tuple(member for member in self.seen if member not in after)
-        new = tuple(member for member in now if member not in before)
+        gone, new = _differences(self.seen, now)
         self.membership_changes = (
             *self.membership_changes,
             *_membership_changes(gone, new, emptied=not now and len(gone) > 1),
@@ -112,14 +111,23 @@ class SetRecord(Record):
 
     def net(self) -> tuple[MembershipChange, ...]:
         """Returns only the net changes."""
-        now = dict.fromkeys(set.__iter__(self.shadow))
-        gone = tuple(member for member in self.snapshot if member not in now)
-        new = tuple(member for member in now if member not in self.snapshot)
-        return _membership_changes(gone, new, emptied=False)
+        return _membership_changes(*_differences(self.snapshot, tuple(set.__iter__(self.shadow))), emptied=False)
 
     def reset(self) -> None:
         set.clear(self.shadow)
         set.update(self.shadow, self.snapshot)
+
+
+def is_replaced(key: Any, now: Any) -> bool:
+    """Returns True if a key or member took the place of an equal one that the step removed: ``True`` that of 1, say."""
+    return key is not now and not (is_plain(key) and same_value(key, now))
+
+
+def _differences(before: Iterable[Any], now: Iterable[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Returns the members that are gone, and those that are new."""
+    old, new = ({member: member for member in members} for members in (before, now))
+    gone = tuple(member for member in old if member not in new or is_replaced(member, new[member]))
+    return gone, tuple(member for member in new if member not in old or is_replaced(old[member], member))
 
 
 def _membership_changes(gone: tuple[Any, ...], new: tuple[Any, ...], emptied: bool) -> tuple[MembershipChange, ...]:

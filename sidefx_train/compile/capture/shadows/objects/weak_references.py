@@ -8,12 +8,10 @@ leaves in an outside dict was finalized: the callback would have removed the ent
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
 
@@ -40,19 +38,6 @@ def check_keys(heap: ShadowTableAPI, base: Source, keys: Iterable[Any]) -> None:
     """Refuses to leave an entry in a dict whose key was finalized in the step: its callback would have removed it."""
     if any(safe_isinstance(key, ShadowRef) and key() is None for key in keys):
         heap.refuse("SFX104", f"puts a key into {base.label} that is finalized in the step, with a weakref callback")
-
-
-def calls_back(target: Any) -> bool:
-    """Returns True if finalizing an outside object runs code of the program, not only that of a weak container."""
-    callbacks = [_callback_of(ref) for ref in weakref.getweakrefs(target)]
-    return any(call is not None and not is_library(getattr(call, "__module__", None) or "") for call in callbacks)
-
-
-def _callback_of(ref: Any) -> Any:
-    """Returns the callback of a reference or proxy; attributes of a proxy are those of its referent."""
-    if issubclass(type(ref), weakref.ReferenceType):
-        return ref.__callback__
-    return next(iter(gc.get_referents(ref)), None)
 
 
 def shadow_of(heap: ShadowTableAPI, real: Any, base: Source) -> Any:

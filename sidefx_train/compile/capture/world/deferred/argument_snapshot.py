@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import re
 import types
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.shadows.containers.traversal import DICT_VIEWS
 from sidefx_train.compile.capture.shadows.deferred_values import (
     DeferredArray,
     DeferredResult,
@@ -90,6 +93,15 @@ class ArgumentSnapshot:
             return self._remember(value, make_tuple(cls, map(self.value, value)))
         if cls is slice:
             return self._remember(value, slice(*map(self.value, bounds_of(value))))
+        if cls is bytearray or (cls is np.ndarray and self.world.heap.record_of(value) is None):
+            return self._remember(value, value.copy())
+        if cls is types.SimpleNamespace:
+            self.world.touch(value, deep=False)
+            copied = self._remember(value, types.SimpleNamespace())
+            vars(copied).update((name, self.value(item)) for name, item in vars(value).items())
+            return copied
+        if cls in DICT_VIEWS:
+            return self._remember(value, self._view(value))
         base: Any = base_container(cls)
         if base is None:
             return value
@@ -102,6 +114,18 @@ class ArgumentSnapshot:
             adder = base.update if base is set else base.extend
             adder(copy, [self.value(item) for item in base.__iter__(value)])
         return copy
+
+    def _view(self, view: Any) -> Any:
+        """Returns a view of a dict that has what a view shows now."""
+        name = type(view).__name__
+        self.world.touch(view, deep=False)
+        items = list(view)
+        kind = OrderedDict if name.startswith("odict") else dict
+        if name.endswith("items"):
+            return kind((key, self.value(item)) for key, item in items).items()
+        if name.endswith("keys"):
+            return kind.fromkeys(items).keys()
+        return kind(enumerate(map(self.value, items))).values()
 
     def _remember(self, value: Any, copy: Any) -> Any:
         self._copies[id(value)] = copy
@@ -195,10 +219,14 @@ _KINDS = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 
 
 def _has_own_text(cls: type) -> bool:
-    """Returns True for the user's classes whose string is made by Python code.
+    """Returns True for the user's classes whose string is made by Python code, and for optimizers: it shows their
+    learning rates.
 
-    Modules and objects of libraries print their state, which a step does not change, so they are formatted afterwards.
+    Modules and other objects of libraries print their state, which a step does not change, so they are formatted
+    afterwards.
     """
-    if is_library(cls.__module__) or issubclass(cls, (torch.nn.Module, torch.Tensor, torch.optim.Optimizer, type)):
+    if issubclass(cls, torch.optim.Optimizer):
+        return True
+    if is_library(cls.__module__) or issubclass(cls, (torch.nn.Module, torch.Tensor, type)):
         return False
     return any(safe_isinstance(getattr(cls, name, None), types.FunctionType) for name in ("__str__", "__repr__"))

@@ -8,12 +8,13 @@ determined immediately.
 
 from __future__ import annotations
 
+import inspect
 import operator
 import types
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from sidefx_train.compile.capture.interpreter.builtins.warn import WarningSite, arguments, place
+from sidefx_train.compile.capture.interpreter.builtins.warn import NamedSite, WarningSite, arguments, place
 from sidefx_train.compile.capture.recording.warning_watch import watched
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import ListRecord
 from sidefx_train.compile.common.sentinels import NATIVE_CODE
@@ -36,6 +37,46 @@ def warn(world: CaptureContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     message, category, level, source, skipped = arguments(*args, **kwargs)
     site = place(world.interp, level, skipped)
     warn_at(world, site, message, category, source)
+
+
+def warn_explicit(world: CaptureContext, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """``warnings.warn_explicit(*args, **kwargs)``.
+
+    Raises:
+        TypeError: arguments that Python refuses.
+        Warning: a filter makes it an error.
+        Unsupported: it is given a registry, which it would read and change.
+    """
+    try:
+        given = _EXPLICIT.bind(*args, **kwargs).arguments
+    except TypeError:
+        return world.interp.native(warnings.warn_explicit, args, kwargs)  # raises Python's
+    message, category, file, line = (given[name] for name in ("message", "category", "filename", "lineno"))
+    module = given.get("module")
+    known = type(file) is str and type(line) is int and type(module) in (str, type(None))
+    if not known or given.get("registry") is not None or given.get("module_globals") is not None:
+        world.heap.refuse("SFX111", "calls warnings.warn_explicit with a registry, or with values of the graph")
+    if safe_isinstance(message, Warning):
+        category = type(message)
+    elif not (safe_isinstance(category, type) and issubclass(category, Warning)):
+        return world.interp.native(warnings.warn_explicit, args, kwargs)
+    return warn_at(world, NamedSite(file, line, module), message, category, given.get("source"))
+
+
+def _explicit(
+    message: Any,
+    category: Any,
+    filename: Any,
+    lineno: Any,
+    module: Any = None,
+    registry: Any = None,
+    module_globals: Any = None,
+    source: Any = None,
+) -> None:
+    """Parameters of ``warnings.warn_explicit``, which has no signature."""
+
+
+_EXPLICIT = inspect.signature(_explicit)
 
 
 def warn_at(world: CaptureContext, site: WarningSite, message: Any, category: type, source: Any = None) -> None:

@@ -17,7 +17,7 @@ from sidefx_train.compile.capture.recording.constant_folding import constant_val
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
 from sidefx_train.compile.capture.shadows.containers.sets import SetRecord
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
-from sidefx_train.compile.capture.world.symbolic_numbers import number_subclasses
+from sidefx_train.compile.capture.world.symbolic_numbers import integer_functions, number_subclasses
 from sidefx_train.compile.capture.world.symbolic_numbers.domain_errors import function_raises, no_integer
 from sidefx_train.compile.capture.world.symbolic_numbers.scalar_tensors import host_value
 from sidefx_train.compile.common.plain_values import (
@@ -384,6 +384,8 @@ def number_function(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwarg
     if fn in _OF_FLOATS and not kwargs and any(safe_isinstance(value, torch.Tensor) for value in args):
         converted = [world.interp.call(float, (x,), {}) if safe_isinstance(x, torch.Tensor) else x for x in args]
         return world.interp.call(fn, tuple(converted), {})
+    if fn is round:
+        args, kwargs = integer_functions.positional(args, kwargs)
     if kwargs or not any(safe_isinstance(value, compat.SYMBOLS) for value in args):
         return world.computed_numbers.call(fn, args, kwargs)
     found = number_subclasses.slot_operator(world, fn, args)
@@ -395,13 +397,16 @@ def number_function(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwarg
             return found
     to_integer = fn in _TO_INTEGER or (fn is round and (len(args) == 1 or args[1] is None))
     if to_integer and args:
-        found = computed_integer(world, fn, args)
+        found = integer_functions.computed_integer(world, fn, args)
         if found is not ABSENT:
             return found
         if no_integer(world, args[0]):
             return world.guarded(fn, tuple(map(concrete, args)), {})
+    if fn is round and type(args[0]) is torch.SymInt and len(args) == 2:
+        found = world.computed_numbers.call(fn, args, kwargs)
+        return integer_functions.rounded(world, args[0], concrete(args[1])) if found is ABSENT else found
     if fn in (bisect.bisect_left, bisect.bisect_right):
-        return _bisect(world, fn is bisect.bisect_right, *args)
+        return integer_functions.bisect(world, fn is bisect.bisect_right, *args)
     if not all(safe_isinstance(value, (torch.SymInt, torch.SymFloat, int, float)) for value in args):
         return world.computed_numbers.call(fn, args, kwargs)
     if function_raises(world, fn, args):
@@ -426,25 +431,6 @@ def _computed(world: CaptureContext, fn: Any, args: tuple[Any, ...]) -> Any:
     """Returns the number that the prologue computes, or else that of the values, which are guarded."""
     found = world.computed_numbers.call(fn, args, {})
     return world.guarded(fn, tuple(map(concrete, args)), {}) if found is ABSENT else found
-
-
-def computed_integer(world: CaptureContext, fn: Any, args: tuple[Any, ...]) -> Any:
-    """Returns the integer of a symbolic float as a number of its own, which may be a size; else :data:`ABSENT`."""
-    if type(args[0]) is not torch.SymFloat or compat.is_unbacked(args[0]):
-        return ABSENT
-    return world.computed_numbers.call(fn, args, {})
-
-
-def _bisect(world: CaptureContext, right: bool, items: Any, value: Any, low: int = 0, high: int | None = None) -> Any:
-    """Bisects with symbolic ``value``: its comparisons are guarded, its value is not."""
-    high = len(items) if high is None else high
-    while low < high:
-        middle = (low + high) // 2
-        if world.truth(value < items[middle] if right else value <= items[middle]):
-            high = middle
-        else:
-            low = middle + 1
-    return low
 
 
 def among(world: CaptureContext, container: Any, value: Any) -> Any:
@@ -501,7 +487,7 @@ def convert_number(world: CaptureContext, kind: type, args: tuple[Any, ...]) -> 
         found = world.computed_numbers.call(kind, (value,), {})
         return world.guarded(kind, (concrete(value),), {}) if found is ABSENT else found
     if kind is int:
-        found = computed_integer(world, int, (value,))
+        found = integer_functions.computed_integer(world, int, (value,))
         if found is not ABSENT:
             return found
         if no_integer(world, value):

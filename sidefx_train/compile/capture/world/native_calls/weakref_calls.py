@@ -12,6 +12,7 @@ from sidefx_train.compile.common.sentinels import ABSENT
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.capture_context import CaptureContext
+    from sidefx_train.compile.capture.shadows.records import Record
 
 
 def through(world: CaptureContext, proxy: Any) -> Any:
@@ -37,12 +38,22 @@ def make(world: CaptureContext, args: tuple[Any, ...]) -> Any:
     """``weakref.ref(target, callback)`` in the step; :data:`ABSENT` if Python should raise."""
     if not args or len(args) > 2:
         return ABSENT
+    record = note_target(world, args)
     if len(args) == 1 or args[1] is None:
         return world.guarded(weakref.ref, args[:1], {})
-    if world.heap.record_of(args[0]) is not None:
+    if record is not None:
         return world.guarded(ShadowRef, args, {})
     kind = trace_rules.describe(type(args[0]))
     return world.guarded(ShadowRef, (*args, lambda ref: _died(world, ref, kind)), {})
+
+
+def note_target(world: CaptureContext, args: tuple[Any, ...]) -> Record | None:
+    """Notes that a reference or proxy of the step shows whether its referent is alive; returns the record of one from
+    outside."""
+    record = world.heap.record_of(args[0]) if args else None
+    if record is not None:
+        world.heap.watched[id(record.real)] = str(world.locate() or "the step")
+    return record
 
 
 def _died(world: CaptureContext, ref: Any, kind: str) -> None:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import csv
+import datetime
+import json
 import math
+import pickle
+import shutil
+import time
 import traceback
 import types
 import warnings
 from collections import deque
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -157,6 +164,103 @@ def makes_an_array(state, loss):
 )
 def test_a_rest_that_needs_values_of_the_graph(rest):
     assert runs_natively(parity(trained(rest), steps=9))
+
+
+def appends_a_line(state, loss):
+    state.n += 1
+    with open(state.path, "a", encoding="utf-8") as file:
+        file.write(f"{state.n} {loss.item():.4f}\n")
+    return loss.detach()
+
+
+def appends_a_line_in_a_helper(state, loss):
+    def log(text):
+        with open(state.path, "a", encoding="utf-8") as file:
+            print(text, file=file)
+
+    state.n += 1
+    log(f"{state.n} {loss.item():.4f}")
+
+
+def writes_rows(state, loss):
+    state.n += 1
+    with open(state.path, "a", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerow([state.n, loss.item()])
+        csv.DictWriter(file, ["n", "loss"]).writerow({"n": state.n, "loss": loss.item()})
+        file.writelines(["a\n", "b\n"])
+        json.dump({"n": state.n}, file)
+
+
+def writes_bytes(state, loss):
+    with open(state.path, "ab") as file:
+        pickle.dump((state.n, loss.item()), file)
+        file.write(b"|")
+    state.n += 1
+    return loss.item()
+
+
+def saves_a_checkpoint(state, loss):
+    folder = state.path.parent / "checkpoints"
+    folder.mkdir(exist_ok=True)
+    if not (folder / "first").exists():
+        torch.save(state.model.state_dict(), folder / "first")
+    state.path.write_text(f"{state.n} {loss.item()}")
+    shutil.copy(state.path, folder / "copy")
+    state.n += 1
+    return state.n
+
+
+def measures_the_time(state, loss):
+    now = time.perf_counter()
+    state.at["passed"] = now > state.started > 0
+    state.started = now if state.n < 0 else 0.5
+    state.seen.append((state.n, loss.item(), datetime.datetime.now() > state.date))
+    state.n += 1
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [appends_a_line, appends_a_line_in_a_helper, writes_rows, writes_bytes, saves_a_checkpoint, measures_the_time],
+    ids=lambda rest: rest.__name__,
+)
+def test_a_rest_with_files_and_clocks(rest, tmp_path, monkeypatch):
+    """No break, whatever is done with a file: the rest is the program's own Python."""
+    folders = [tmp_path / name for name in ("eager", "captured")]
+    left = iter(folders)
+
+    def make() -> Program:
+        folder = next(left)
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        return trained(rest, path=Path("log"), started=0.5, date=datetime.datetime(2020, 1, 1))()
+
+    assert runs_natively(parity(make, steps=5))
+    eager, captured = (
+        {each.name: each.read_bytes() for each in folder.rglob("*") if each.is_file()} for folder in folders
+    )
+    assert eager == captured
+
+
+def test_a_file_that_decides_on_tensors_is_a_break(tmp_path):
+    path = tmp_path / "pause"
+
+    def scales_if_there_is_none(state, loss):
+        state.seen.append(path.exists())
+        return loss.detach() * 2
+
+    report = parity(trained(scales_if_there_is_none), steps=4, captures=None, whole=False)
+    assert {found.code for found in report.breaks} == {"SFX103"} and not report.fallbacks
+
+
+def test_a_rest_behind_a_call_that_is_found_to_compute_is_captured_in_parts(tmp_path):
+    def averages(state, loss):
+        state.seen.append(tmp_path.exists())
+        state.average.mul_(0.5)
+        return loss.detach()
+
+    report = parity(trained(averages), steps=6, captures=None, whole=False)
+    assert {found.code for found in report.breaks} == {"SFX103"} and not report.fallbacks
+    assert runs_natively(report, 0) and not runs_natively(report)
 
 
 def scales_what_is_large(state, loss):

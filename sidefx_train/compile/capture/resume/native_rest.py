@@ -1,8 +1,10 @@
-"""Decides where the rest of a step can run natively: after its last tensor operation, at a decision on numbers.
+"""Decides where the rest of a step can run natively: after its last tensor operation, at a decision on numbers, or at
+what would be a graph break.
 
 A guard on such a decision would cause a recapture whenever the decision changes (``if step % 100 == 0``, the phase of a
 scheduler), although the graph does not depend on it. So the capture ends before it, and what follows runs as the plain
-Python that it is, after the graph and its effects.
+Python that it is, after the graph and its effects. So does a line for a log file that is opened for it, the reading of
+a clock, or a checkpoint.
 
 ``optimizer.step(); scheduler.step(); optimizer.zero_grad()``: if the rest began before ``zero_grad``, every gradient
 would have to leave the graph. A scheduler does not read gradients, and ``zero_grad`` reads nothing that a scheduler
@@ -40,7 +42,14 @@ _REASON = "decides on numbers only"
 _VALUE_CODES = frozenset({"SFX101", "SFX106"})
 """Codes of captures that stopped because the step needs a value that only the graph computes."""
 
-_READS_TENSOR = frozenset({"detach", "item", "tolist", "numpy", "cpu"})
+_CALL_CODES = frozenset({"SFX103", "SFX104"})
+"""Codes of captures that stopped at a call with effects outside, or at an object of C code: files, clocks, arrays."""
+
+_READS_TENSOR = frozenset(
+    {"detach", "item", "tolist", "numpy", "cpu", "size", "shape", "dim", "ndim", "numel", "dtype"}
+)
+_CONVERTS_TENSOR = frozenset({"float", "int", "bool", "len", "str", "repr"})
+_FORMATS = ("BUILD_", "FORMAT_")
 _LOADS = frozenset({"LOAD_CONST", "LOAD_FAST", "LOAD_SLOT", "LOAD_FAST_LOAD_FAST"})
 
 _FINDS_CALLABLE = frozenset(
@@ -199,7 +208,7 @@ class Decisions:
         """
         depth = next((i for i, frame in enumerate(frames) if _is_scheduler(frame)), 0)
         if not depth:
-            return () if is_part else self._stopped_at_value(frames, stop, known)
+            return () if is_part else self._stopped_behind(frames, stop, known)
         if frames[depth - 1].began <= self.touched:
             return ()
         caller = frames[depth - 1]
@@ -208,13 +217,11 @@ class Decisions:
             return (here,)
         return (replace(here, count=0, deferred=frozenset({self._calls[-1].number})), here)
 
-    def _stopped_at_value(
-        self, frames: list[Frame], stop: Unsupported, known: frozenset[Place]
-    ) -> tuple[StopPoint, ...]:
+    def _stopped_behind(self, frames: list[Frame], stop: Unsupported, known: frozenset[Place]) -> tuple[StopPoint, ...]:
         """Returns where a native rest may begin if the step reads a value that the graph computes (``if loss < best``),
-        or writes to a NumPy array, and its code does not compute with tensors after that."""
+        writes to a file or a NumPy array, or reads a clock, and its code does not compute with tensors after that."""
         depth = next((i for i, frame in enumerate(frames) if frame.began > self.touched), None)
-        is_native = stop.code in _VALUE_CODES or (stop.of_host and self.touched > 0)
+        is_native = stop.code in _VALUE_CODES or (stop.code in _CALL_CODES and self.touched > 0)
         if not is_native or depth is None or not known.isdisjoint(self._places):
             return ()
         if _compute_later(frames[-1]) or not all(map(_only_reads, frames)):
@@ -252,7 +259,7 @@ class Decisions:
 
 
 def _why(stop: Unsupported) -> str:
-    return "" if stop.of_host else "decides on a value: "
+    return "decides on a value: " if stop.code in _VALUE_CODES else ""
 
 
 def _is_scheduler(frame: Frame) -> bool:
@@ -278,24 +285,61 @@ def _compute_later(frame: Frame | None) -> bool:
 
 
 def _only_reads(frame: Frame) -> bool:
-    """Returns True if the rest of a frame's code returns its tensors, or reads them, and has no loop around it.
-
-    A tensor on the stack is an operand of something else.
-    """
+    """Returns True if the rest of a frame's code returns its tensors, or reads them, and has no loop around it."""
     rest = frame.instructions[frame.pc :]
-    if any(0 <= instr.target < frame.pc for instr in rest) or any(map(_has_tensors, frame.stack)):
+    if any(0 <= instr.target < frame.pc for instr in rest):
+        return False
+    if not all(_is_collected(frame, index) for index, value in enumerate(frame.stack) if _has_tensors(value)):
         return False
     held = {slot for slot, value in enumerate(frame.locals) if _has_tensors(value)}
-    return not any(reads(instr) & held and not _passes_on(rest[index + 1 :]) for index, instr in enumerate(rest))
+    return not any(reads(instr) & held and not _passes_on(rest, index) for index, instr in enumerate(rest))
 
 
-def _passes_on(rest: list[Instruction]) -> bool:
-    """Returns True if the instructions after the load of a tensor return it, or call a method that reads it."""
-    for instr in rest:
+def _is_collected(frame: Frame, index: int) -> bool:
+    """Returns True if what is on a frame's stack becomes part of a container or text that the rest of the code makes,
+    such as ``{"loss": loss, "time": time.time() - start}``."""
+    height = len(frame.stack) + 1  # with the result of the instruction that runs
+    if frame.instructions[frame.pc - 1].name not in _PUSHES_ONE:
+        return False
+    for instr in frame.instructions[frame.pc :]:
+        each, besides = _COUNTED.get(instr.name, (0, 0))
+        taken, pushed = (each * instr.arg + besides, 1) if each else _MOVES.get(instr.name, (height, 0))
+        if height - taken <= index:
+            return bool(each) and instr.name.startswith(_FORMATS)
+        height += pushed - taken + (instr.name == "LOAD_GLOBAL" and bool(instr.arg))
+    return False
+
+
+_PUSHES_ONE = frozenset({"BINARY_OP", "BINARY_SUBSCR", "CALL", "CALL_FUNCTION_EX", "CALL_KW", "LOAD_ATTR"})
+_MOVES = {
+    **dict.fromkeys(("LOAD_CONST", "LOAD_DEREF", "LOAD_FAST", "LOAD_GLOBAL", "LOAD_SLOT", "PUSH_NULL"), (0, 1)),
+    **dict.fromkeys(("BINARY_OP", "BINARY_SUBSCR", "COMPARE_OP"), (2, 1)),
+    "LOAD_FAST_LOAD_FAST": (0, 2),
+    "LOAD_ATTR": (1, 1),
+    "LOAD_METHOD": (1, 2),
+    "KW_NAMES": (0, 0),
+}
+"""How many values an instruction takes from the stack, and pushes."""
+_COUNTED = {
+    **dict.fromkeys(("BUILD_LIST", "BUILD_SET", "BUILD_STRING", "BUILD_TUPLE"), (1, 0)),
+    "BUILD_CONST_KEY_MAP": (1, 1),
+    "BUILD_MAP": (2, 0),
+    "CALL": (1, 2),
+    "CALL_KW": (1, 3),
+}
+"""The same of instructions with a count: how many for each, and besides."""
+
+
+def _passes_on(rest: list[Instruction], index: int) -> bool:
+    """Returns True if the instructions after the load of a tensor, at an index, return it, read or format it."""
+    before, after = rest[max(index - 1, 0)], rest[index + 1 : index + 2]
+    if before.name == "LOAD_GLOBAL" and before.value in _CONVERTS_TENSOR and after and after[0].name == "CALL":
+        return True
+    for instr in rest[index + 1 :]:
         if instr.name in ("LOAD_ATTR", "LOAD_METHOD"):
             return instr.value in _READS_TENSOR
         if instr.name not in _LOADS:
-            return instr.name == "RETURN_VALUE" or instr.name.startswith("BUILD_")
+            return instr.name == "RETURN_VALUE" or instr.name.startswith(_FORMATS)
     return False
 
 

@@ -282,7 +282,7 @@ class CaptureRun:
         if replaced:
             return replace(spec, refetched=spec.refetched | replaced)
         if self.point is None and spec.native_rest:
-            rest = world.decisions.rest(spec.graph_decisions, world.heap.is_part)
+            rest = world.decisions.rest(world.heap.is_part)
             if rest is not None:
                 return rest
         for guard in separate_objects(world, effects):
@@ -412,8 +412,7 @@ class CaptureRun:
         points = stop_points(stop, stop.code, stop.reason, stop.location)[:_MAX_POINTS]
         if not self.spec.native_rest:
             return points
-        world, known = self.world, self.spec.graph_decisions
-        return (*world.decisions.stopped(frames_of(stop), stop, known, world.heap.is_part), *points)
+        return (*self.world.decisions.stopped(frames_of(stop), stop), *points)
 
     def _failure(self, stop: Unsupported, points: tuple[StopPoint, ...]) -> CaptureFailed:
         """Returns the error of a step that cannot be captured, with the guard that says how long that holds."""

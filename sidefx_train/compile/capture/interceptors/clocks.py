@@ -6,9 +6,11 @@ import functools
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.draws.draw import CLOCKS, NOW
 from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
@@ -20,7 +22,10 @@ def _read(clock: Any, world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str
 
 def _read_early(world: TraceWorld, clock: Any, args: tuple[Any, ...]) -> Any:
     """Reads a clock early, but not after a tensor operation, which the step may want to time."""
-    return ABSENT if world.decisions.touched else world.random_draws.read_clock(clock, args)
+    calls = (node for node in world.tracer.graph.nodes if node.op == "call_function")
+    if any(not safe_isinstance(node.meta.get("val"), compat.SYMBOLS) for node in calls):
+        return ABSENT
+    return world.random_draws.read_clock(clock, args)
 
 
 for _clock in CLOCKS:

@@ -17,13 +17,10 @@ import sys
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
-from sidefx_train import torch_compat as compat
-from sidefx_train.compile.capture.interpreter.bytecode_versions import Instruction
 from sidefx_train.compile.capture.interpreter.frame import COPYING, Frame
 from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
-from sidefx_train.compile.capture.resume.liveness import reads
+from sidefx_train.compile.capture.resume.rest_reads import only_reads
 from sidefx_train.compile.capture.resume.suspension import EXECUTE, StopPoint
 from sidefx_train.compile.common.sentinels import TRANSPARENT
 from sidefx_train.errors import Location, Unsupported
@@ -44,13 +41,6 @@ _VALUE_CODES = frozenset({"SFX101", "SFX106"})
 
 _CALL_CODES = frozenset({"SFX103", "SFX104"})
 """Codes of captures that stopped at a call with effects outside, or at an object of C code: files, clocks, arrays."""
-
-_READS_TENSOR = frozenset(
-    {"detach", "item", "tolist", "numpy", "cpu", "size", "shape", "dim", "ndim", "numel", "dtype"}
-)
-_CONVERTS_TENSOR = frozenset({"float", "int", "bool", "len", "str", "repr"})
-_FORMATS = ("BUILD_", "FORMAT_")
-_LOADS = frozenset({"LOAD_CONST", "LOAD_FAST", "LOAD_SLOT", "LOAD_FAST_LOAD_FAST"})
 
 _FINDS_CALLABLE = frozenset(
     {"CALL", "LOAD_ATTR", "LOAD_CONST", "LOAD_DEREF", "LOAD_FAST", "LOAD_GLOBAL", "LOAD_METHOD", "POP_TOP", "PUSH_NULL"}
@@ -93,6 +83,8 @@ class Decisions:
 
     Args:
         interp: the interpreter of the capture.
+        graph_decisions: instructions after whose decision another capture has touched a tensor: they belong to the
+            graph, and the rest begins after them.
         point: where the capture is to stop, if it is.
 
     Attributes:
@@ -100,11 +92,14 @@ class Decisions:
         of_graph: instructions that decided before that.
     """
 
-    def __init__(self, interp: Interpreter, point: StopPoint | None = None) -> None:
+    def __init__(
+        self, interp: Interpreter, graph_decisions: frozenset[Place] = frozenset(), point: StopPoint | None = None
+    ) -> None:
         self._interp = interp
+        self._graph_decisions = graph_decisions
         self._point = point
         self._schedulers = self._resets = 0
-        self.touched = 0
+        self.touched = self._last = 0
         self.of_graph: set[Place] = set()
         self._begin_again()
 
@@ -119,7 +114,7 @@ class Decisions:
 
     def touch(self) -> None:
         """Records that the running instruction touches a tensor."""
-        self.touched = self._interp.begun
+        self.touched = self._last = self._interp.begun
         if not self._resetting and (self._calls or self._places or self._first is not None):
             self.of_graph |= self._places
             self._begin_again()
@@ -130,8 +125,13 @@ class Decisions:
         if frame is None:
             return
         places = [] if _in_scheduler(frame) else [(frame.code, frame.pc)]
-        if frame.began <= self.touched:
+        if frame.began <= self._last:
             self.of_graph.update(places)
+            return
+        if not self._graph_decisions.isdisjoint(places):
+            self.of_graph |= self._places
+            self._last = self._interp.begun
+            self._begin_again()
             return
         if places and not self._places:
             self._computes = _compute_later(frame)
@@ -139,10 +139,10 @@ class Decisions:
         if self._first is None:
             self._first = self._decision()
 
-    def has_begun(self, graph_decisions: frozenset[Place]) -> bool:
+    def has_begun(self) -> bool:
         """Returns True if the native rest may begin at a decision before this point: no tensor is touched after it as
         far as is known."""
-        return bool(self._calls) or not self._places <= graph_decisions
+        return bool(self._calls) or bool(self._places)
 
     def calls_scheduler(self) -> bool:
         """Records that the program calls a scheduler, which will decide; returns True if the call is to be deferred."""
@@ -183,33 +183,28 @@ class Decisions:
             location = self._first.location if self._first is not None else None
             self._deferring = StopPoint(0, len(frames), "", _REASON, location, True, numbers, self._resets)
 
-    def rest(self, known: frozenset[Place], is_part: bool) -> StopPoint | None:
+    def rest(self, is_part: bool) -> StopPoint | None:
         """Returns where the native rest of the step begins; ``None`` if all of it belongs to the graph.
 
         Args:
-            known: instructions after whose decision another call has touched a tensor.
             is_part: the step is the rest of another, in which nothing notes what the program's own decisions lead to.
         """
         first = self._first
-        if first is None or self._computes or not known.isdisjoint(self._places) or (is_part and self._places):
+        if first is None or self._computes or (is_part and self._places):
             return None
         return self._deferring or StopPoint(first.count, first.depth, "", _REASON, first.location, native=True)
 
-    def stopped(
-        self, frames: list[Frame], stop: Unsupported, known: frozenset[Place], is_part: bool
-    ) -> tuple[StopPoint, ...]:
+    def stopped(self, frames: list[Frame], stop: Unsupported) -> tuple[StopPoint, ...]:
         """Returns where a native rest may begin if the capture has stopped after the last tensor operation.
 
         Args:
             frames: the frames that can be suspended, outermost first.
             stop: what stopped the capture.
-            known: instructions after whose decision another call has touched a tensor.
-            is_part: the step is the rest of another.
         """
         depth = next((i for i, frame in enumerate(frames) if _is_scheduler(frame)), 0)
         if not depth:
-            return () if is_part else self._stopped_behind(frames, stop, known)
-        if frames[depth - 1].began <= self.touched:
+            return self._stopped_behind(frames, stop)
+        if frames[depth - 1].began <= self._last:
             return ()
         caller = frames[depth - 1]
         here = StopPoint(caller.began, depth, "", stop.reason, stop.location, native=True)
@@ -217,14 +212,14 @@ class Decisions:
             return (here,)
         return (replace(here, count=0, deferred=frozenset({self._calls[-1].number})), here)
 
-    def _stopped_behind(self, frames: list[Frame], stop: Unsupported, known: frozenset[Place]) -> tuple[StopPoint, ...]:
+    def _stopped_behind(self, frames: list[Frame], stop: Unsupported) -> tuple[StopPoint, ...]:
         """Returns where a native rest may begin if the step reads a value that the graph computes (``if loss < best``),
         writes to a file or a NumPy array, or reads a clock, and its code does not compute with tensors after that."""
-        depth = next((i for i, frame in enumerate(frames) if frame.began > self.touched), None)
+        depth = next((i for i, frame in enumerate(frames) if frame.began > self._last), None)
         is_native = stop.code in _VALUE_CODES or (stop.code in _CALL_CODES and self.touched > 0)
-        if not is_native or depth is None or not known.isdisjoint(self._places):
+        if not is_native or depth is None:
             return ()
-        if _compute_later(frames[-1]) or not all(map(_only_reads, frames)):
+        if _compute_later(frames[-1]) or not all(only_reads(frame, i > depth) for i, frame in enumerate(frames)):
             return ()
         first = self._first or _Decision(frames[depth].began, depth + 1, stop.location)
         return (StopPoint(first.count, first.depth, "", f"{_why(stop)}{stop.reason}", first.location, native=True),)
@@ -235,7 +230,7 @@ class Decisions:
 
     def _decision(self) -> _Decision | None:
         frames = list(self._frames())
-        depth = next((i for i, frame in enumerate(frames) if frame.began > self.touched), None)
+        depth = next((i for i, frame in enumerate(frames) if frame.began > self._last), None)
         if depth is None:
             return None
         return _Decision(frames[depth].began, depth + 1, self._interp.location())
@@ -282,71 +277,6 @@ def _compute_later(frame: Frame | None) -> bool:
                 return True
         frame = frame.back
     return False
-
-
-def _only_reads(frame: Frame) -> bool:
-    """Returns True if the rest of a frame's code returns its tensors, or reads them, and has no loop around it."""
-    rest = frame.instructions[frame.pc :]
-    if any(0 <= instr.target < frame.pc for instr in rest):
-        return False
-    if not all(_is_collected(frame, index) for index, value in enumerate(frame.stack) if _has_tensors(value)):
-        return False
-    held = {slot for slot, value in enumerate(frame.locals) if _has_tensors(value)}
-    return not any(reads(instr) & held and not _passes_on(rest, index) for index, instr in enumerate(rest))
-
-
-def _is_collected(frame: Frame, index: int) -> bool:
-    """Returns True if what is on a frame's stack becomes part of a container or text that the rest of the code makes,
-    such as ``{"loss": loss, "time": time.time() - start}``."""
-    height = len(frame.stack) + 1  # with the result of the instruction that runs
-    if frame.instructions[frame.pc - 1].name not in _PUSHES_ONE:
-        return False
-    for instr in frame.instructions[frame.pc :]:
-        each, besides = _COUNTED.get(instr.name, (0, 0))
-        taken, pushed = (each * instr.arg + besides, 1) if each else _MOVES.get(instr.name, (height, 0))
-        if height - taken <= index:
-            return bool(each) and instr.name.startswith(_FORMATS)
-        height += pushed - taken + (instr.name == "LOAD_GLOBAL" and bool(instr.arg))
-    return False
-
-
-_PUSHES_ONE = frozenset({"BINARY_OP", "BINARY_SUBSCR", "CALL", "CALL_FUNCTION_EX", "CALL_KW", "LOAD_ATTR"})
-_MOVES = {
-    **dict.fromkeys(("LOAD_CONST", "LOAD_DEREF", "LOAD_FAST", "LOAD_GLOBAL", "LOAD_SLOT", "PUSH_NULL"), (0, 1)),
-    **dict.fromkeys(("BINARY_OP", "BINARY_SUBSCR", "COMPARE_OP"), (2, 1)),
-    "LOAD_FAST_LOAD_FAST": (0, 2),
-    "LOAD_ATTR": (1, 1),
-    "LOAD_METHOD": (1, 2),
-    "KW_NAMES": (0, 0),
-}
-"""How many values an instruction takes from the stack, and pushes."""
-_COUNTED = {
-    **dict.fromkeys(("BUILD_LIST", "BUILD_SET", "BUILD_STRING", "BUILD_TUPLE"), (1, 0)),
-    "BUILD_CONST_KEY_MAP": (1, 1),
-    "BUILD_MAP": (2, 0),
-    "CALL": (1, 2),
-    "CALL_KW": (1, 3),
-}
-"""The same of instructions with a count: how many for each, and besides."""
-
-
-def _passes_on(rest: list[Instruction], index: int) -> bool:
-    """Returns True if the instructions after the load of a tensor, at an index, return it, read or format it."""
-    before, after = rest[max(index - 1, 0)], rest[index + 1 : index + 2]
-    if before.name == "LOAD_GLOBAL" and before.value in _CONVERTS_TENSOR and after and after[0].name == "CALL":
-        return True
-    for instr in rest[index + 1 :]:
-        if instr.name in ("LOAD_ATTR", "LOAD_METHOD"):
-            return instr.value in _READS_TENSOR
-        if instr.name not in _LOADS:
-            return instr.name == "RETURN_VALUE" or instr.name.startswith(_FORMATS)
-    return False
-
-
-def _has_tensors(value: Any) -> bool:
-    if type(value) in (list, tuple):
-        return any(map(_has_tensors, value))
-    return any(map(_has_tensors, value.values())) if type(value) is dict else type(value) is compat.FakeTensor
 
 
 def _resets_next(frame: Frame) -> bool:

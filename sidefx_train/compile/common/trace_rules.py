@@ -127,8 +127,13 @@ ATOMIC_MODULES = (
     "importlib.metadata",
     "torch.serialization",
     "safetensors",
+    "pandas",
 )
-"""Modules whose functions use files, processes and connections: each call is atomic and runs natively."""
+"""Modules whose functions use files, processes and connections, or C code on NumPy arrays at every turn: each call is
+atomic and runs natively."""
+
+_INDEXES, _OF_INDEXES = "pandas.core.indexes", {("pandas.core.base", "IndexOpsMixin.tolist")}
+"""What is not: lookups in an index are constants (``interceptors/third_party/pandas_index.py``)."""
 
 _OF_FILES = frozenset(
     {
@@ -214,6 +219,8 @@ def _is_atomic(module: str, name: str, path: str) -> bool:
         return False
     if not ATOMIC_FUNCTIONS.get(module, frozenset()).isdisjoint((name, path)):
         return True
+    if module.startswith(_INDEXES) or (module, path) in _OF_INDEXES:
+        return False
     return any(module == known or module.startswith(known + ".") for known in ATOMIC_MODULES)
 
 

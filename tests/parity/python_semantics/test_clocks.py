@@ -1,9 +1,14 @@
-"""Clocks that a step reads: before its first tensor operation in the prologue, behind the last in the native rest."""
+"""Clocks that a step reads: before its first tensor operation in the prologue, behind the last in the native rest.
+
+And identifiers, which differ at every call as well.
+"""
 
 from __future__ import annotations
 
 import random
+import secrets
 import time
+import uuid
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -155,3 +160,24 @@ def test_a_clock_and_a_generator_are_taken_back():
         _, first, now = compiled(torch.ones(2))
         assert first == random.Random(now % 1000).random()
     assert not compiled.report().fallbacks
+
+
+@pytest.mark.parametrize(
+    "make", [uuid.uuid4, uuid.uuid1, secrets.token_hex, secrets.token_bytes], ids=lambda f: f.__name__
+)
+def test_an_identifier_is_one_break(make):
+    seen = []
+
+    def step(x):
+        name = make()
+        y = x * 2
+        seen.append(str(name))
+        return y.sum(), name
+
+    compiled = sidefx_train.compile(step, backend="eager", keep_slower=True)
+    for index in range(8):
+        total, name = compiled(torch.full((2,), float(index)))
+        assert total == 4 * index and type(name) is type(make()) and seen[-1] == str(name)
+    report = compiled.report()
+    assert len({*seen}) == 8 and not report.fallbacks, str(report)
+    assert len(report.breaks) == 1 and all(len(part.captures) <= 3 for part in report.parts), str(report)

@@ -157,8 +157,6 @@ class Unsupported(BaseException):
         self.location = location
         self.defer: str | None = None
         """Name of a class whose calls can be deferred until after the graph: another capture may succeed."""
-        self.of_host = False
-        """What stops it computes with numbers and arrays of the host alone."""
         self.whole = False
         """The whole step must run eagerly: a resume function cannot continue from here."""
         super().__init__(f"[{code}] {CODES[code][0]}: {reason}")

@@ -306,6 +306,7 @@ from sidefx_train.torch_compat.partitioner import min_cut as min_cut
 from sidefx_train.torch_compat.recording import ProxyTorchDispatchMode as ProxyTorchDispatchMode
 from sidefx_train.torch_compat.recording import RecordingMode as RecordingMode
 from sidefx_train.torch_compat.recording import TorchDispatchMode as TorchDispatchMode
+from sidefx_train.torch_compat.recording import Watch as Watch
 from sidefx_train.torch_compat.recording import forget_old_sources as forget_old_sources
 from sidefx_train.torch_compat.recording import graph_module as graph_module
 from sidefx_train.torch_compat.recording import late_module as late_module

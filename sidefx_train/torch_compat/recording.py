@@ -360,7 +360,13 @@ def _with_exact_code(graph: fx.Graph) -> fx.Graph:
     return graph
 
 
-class _Watch(TorchDispatchMode):
+class Watch(TorchDispatchMode):
+    """Notices operations that are not in :data:`READS`, between :meth:`begin` and :meth:`end`.
+
+    Attributes:
+        computes: there was one.
+    """
+
     def __init__(self) -> None:
         super().__init__()
         self.computes = False
@@ -370,14 +376,25 @@ class _Watch(TorchDispatchMode):
             self.computes = True
         return func(*args, **(kwargs or {}))
 
+    def begin(self) -> None:
+        torch._C._push_on_torch_dispatch_stack(self)
+
+    def end(self) -> None:
+        """Ends the watch; modes that the program has entered since stay."""
+        above = []
+        while (mode := torch._C._pop_torch_dispatch_stack(None)) is not self:
+            above.append(mode)
+        for mode in reversed(above):
+            torch._C._push_on_torch_dispatch_stack(mode)
+
 
 def watched(fn: Callable[[], Any], on_computing: Callable[[], None]) -> Any:
     """Returns ``fn()``; calls ``on_computing`` after it if it ran an operation that is not in :data:`READS`."""
-    watch = _Watch()
-    torch._C._push_on_torch_dispatch_stack(watch)
+    watch = Watch()
+    watch.begin()
     try:
         return fn()
     finally:
-        torch._C._pop_torch_dispatch_stack(None)
+        watch.end()
         if watch.computes:
             on_computing()

@@ -117,6 +117,7 @@ ATOMIC_MODULES = (
     "smtplib",
     "sqlite3",
     "csv",
+    "secrets",
     "multiprocessing.connection",
     "multiprocessing.managers",
     "multiprocessing.pool",
@@ -127,8 +128,13 @@ ATOMIC_MODULES = (
     "importlib.metadata",
     "torch.serialization",
     "safetensors",
+    "pandas",
 )
-"""Modules whose functions use files, processes and connections: each call is atomic and runs natively."""
+"""Modules whose functions use files, processes and connections, or C code on NumPy arrays at every turn: each call is
+atomic and runs natively."""
+
+_INDEXES, _OF_INDEXES = "pandas.core.indexes", {("pandas.core.base", "IndexOpsMixin.tolist")}
+"""What is not: lookups in an index are constants (``interceptors/third_party/pandas_index.py``)."""
 
 _OF_FILES = frozenset(
     {
@@ -150,6 +156,7 @@ ATOMIC_FUNCTIONS: dict[str, frozenset[str]] = {
     "pathlib._local": _OF_FILES,
     "pathlib._abc": _OF_FILES,
     "json": frozenset({"dump", "load"}),
+    "uuid": frozenset({"getnode", "uuid1", "uuid4"}),
     "threading": frozenset({"Thread.__init__", "Thread.start", "Thread.join"}),
     "multiprocessing.process": frozenset({"BaseProcess.__init__", "BaseProcess.start", "BaseProcess.join"}),
     "multiprocessing.context": frozenset({"Manager", "Pipe", "Pool", "JoinableQueue", "Queue", "SimpleQueue"}),
@@ -213,6 +220,8 @@ def _is_atomic(module: str, name: str, path: str) -> bool:
         return False
     if not ATOMIC_FUNCTIONS.get(module, frozenset()).isdisjoint((name, path)):
         return True
+    if module.startswith(_INDEXES) or (module, path) in _OF_INDEXES:
+        return False
     return any(module == known or module.startswith(known + ".") for known in ATOMIC_MODULES)
 
 

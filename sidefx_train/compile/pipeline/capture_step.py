@@ -285,7 +285,7 @@ class CaptureRun:
         if replaced:
             return replace(spec, refetched=spec.refetched | replaced)
         if self.point is None and spec.native_rest:
-            rest = world.decisions.rest(spec.graph_decisions, world.heap.is_part)
+            rest = world.decisions.rest(world.heap.is_part)
             if rest is not None:
                 return rest
         for guard in separate_objects(world, effects):
@@ -413,13 +413,13 @@ class CaptureRun:
         if self.point is not None or stop.whole:
             return ()
         of_data = stop.code in ("SFX106", "SFX114") and self.spec.items_of_any_class | self.spec.unbounded_lists
-        data = _DATA_CALLS._replace(of_arrays=stop.of_host) if of_data or stop.of_host else None
+        of_arrays = stop.code == "SFX104"
+        data = _DATA_CALLS._replace(of_arrays=of_arrays) if of_data or of_arrays else None
         points = stop_points(stop, stop.code, stop.reason, stop.location, data)
         points = points[:_MAX_POINTS]
         if not self.spec.native_rest:
             return points
-        world, known = self.world, self.spec.graph_decisions
-        return (*world.decisions.stopped(frames_of(stop), stop, known, world.heap.is_part), *points)
+        return (*self.world.decisions.stopped(frames_of(stop), stop), *points)
 
     def _failure(self, stop: Unsupported, points: tuple[StopPoint, ...]) -> CaptureFailed:
         """Returns the error of a step that cannot be captured, with the guard that says how long that holds."""

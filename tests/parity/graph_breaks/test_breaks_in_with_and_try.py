@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 
 import pytest
 import torch
@@ -221,7 +220,7 @@ def test_a_function_that_the_step_decorates(decorator):
         @decorator
         def inner(x):
             made = x @ weight
-            time.time()
+            os.getpid()
             return made @ weight
 
         return inner(x).float()

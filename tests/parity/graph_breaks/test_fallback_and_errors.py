@@ -345,13 +345,13 @@ def test_decorator_forms():
 
 def test_warning_points_at_the_call():
     """The warning's location is the user's call, in the slow path and after a graph that failed."""
-    import time
+    import os
 
     model = mlp()
 
     def step(x, y, clock):
         if clock:
-            time.time()
+            os.getpid()
         return F.cross_entropy(model(x), y).detach()
 
     compiled = sidefx_train.compile(step, backend="eager")

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import csv
+import datetime
+import json
 import math
+import os
+import pickle
+import shutil
+import time
 import traceback
 import types
 import warnings
 from collections import deque
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -157,6 +165,136 @@ def makes_an_array(state, loss):
 )
 def test_a_rest_that_needs_values_of_the_graph(rest):
     assert runs_natively(parity(trained(rest), steps=9))
+
+
+def appends_a_line(state, loss):
+    state.n += 1
+    with open(state.path, "a", encoding="utf-8") as file:
+        file.write(f"{state.n} {loss.item():.4f}\n")
+    return loss.detach()
+
+
+def appends_a_line_in_a_helper(state, loss):
+    def log(text):
+        with open(state.path, "a", encoding="utf-8") as file:
+            print(text, file=file)
+
+    state.n += 1
+    log(f"{state.n} {loss.item():.4f}")
+
+
+def writes_rows(state, loss):
+    state.n += 1
+    with open(state.path, "a", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerow([state.n, loss.item()])
+        csv.DictWriter(file, ["n", "loss"]).writerow({"n": state.n, "loss": loss.item()})
+        file.writelines(["a\n", "b\n"])
+        json.dump({"n": state.n}, file)
+
+
+def writes_bytes(state, loss):
+    with open(state.path, "ab") as file:
+        pickle.dump((state.n, loss.item()), file)
+        file.write(b"|")
+    state.n += 1
+    return loss.item()
+
+
+def saves_a_checkpoint(state, loss):
+    folder = state.path.parent / "checkpoints"
+    folder.mkdir(exist_ok=True)
+    if not (folder / "first").exists():
+        torch.save(state.model.state_dict(), folder / "first")
+    state.path.write_text(f"{state.n} {loss.item()}")
+    shutil.copy(state.path, folder / "copy")
+    state.n += 1
+    return state.n
+
+
+def measures_the_time(state, loss):
+    now = time.perf_counter()
+    state.at["passed"] = now > state.started > 0
+    state.started = now if state.n < 0 else 0.5
+    state.seen.append((state.n, loss.item(), datetime.datetime.now() > state.date))
+    state.n += 1
+
+
+def updates_a_meter(state, loss):
+    def update(**values):
+        state.seen.append({name: value.item() for name, value in values.items() if name != "seconds"})
+
+    update(loss=loss, seconds=time.time() - state.started)
+    return loss.detach()
+
+
+def fills_a_dict(state, loss):
+    logs = {"loss": loss.detach()}
+    logs["positive"] = time.time() > state.started
+    logs.update(n=state.n)
+    state.seen.append(list(logs))
+    return {"size": len(loss.shape), "same": logs["loss"].item(), **logs}
+
+
+def writes_in_a_loop(state, loss):
+    with open(state.path, "a", encoding="utf-8") as file:
+        for name, value in {"loss": loss, "n": state.n}.items():
+            file.write(f"{name} = {value:.3f}\n")
+    state.n += 1
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        updates_a_meter,
+        fills_a_dict,
+        writes_in_a_loop,
+        appends_a_line,
+        appends_a_line_in_a_helper,
+        writes_rows,
+        writes_bytes,
+        saves_a_checkpoint,
+        measures_the_time,
+    ],
+    ids=lambda rest: rest.__name__,
+)
+def test_a_rest_with_files_and_clocks(rest, tmp_path, monkeypatch):
+    """No break, whatever is done with a file: the rest is the program's own Python."""
+    folders = [tmp_path / name for name in ("eager", "captured")]
+    left = iter(folders)
+
+    def make() -> Program:
+        folder = next(left)
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        return trained(rest, path=Path("log"), started=0.5, date=datetime.datetime(2020, 1, 1))()
+
+    assert runs_natively(parity(make, steps=5))
+    eager, captured = (
+        {each.name: each.read_bytes() for each in folder.rglob("*") if each.is_file()} for folder in folders
+    )
+    assert eager == captured
+
+
+def test_a_file_that_decides_on_tensors_is_a_break(tmp_path):
+    path = tmp_path / "pause"
+
+    def scales_if_there_is_none(state, loss):
+        state.seen.append(path.exists())
+        return loss.detach() * 2
+
+    report = parity(trained(scales_if_there_is_none), steps=4, captures=None, whole=False)
+    assert {found.code for found in report.breaks} == {"SFX103"} and not report.fallbacks
+
+
+def test_a_rest_behind_a_call_that_is_found_to_compute_is_captured_in_parts(tmp_path):
+    def averages(state, loss):
+        state.seen.append(tmp_path.exists())
+        state.average.mul_(0.5)
+        return loss.detach()
+
+    report = parity(trained(averages), steps=6, captures=None, whole=False)
+    assert {found.code for found in report.breaks} == {"SFX103"} and not report.fallbacks
+    assert runs_natively(report, 0) and not runs_natively(report)
 
 
 def scales_what_is_large(state, loss):
@@ -364,6 +502,85 @@ def learning_rate(order, rate):
         return Program(step, lambda index: (torch.randn(4, 3),), (model, optimizer, scheduler))
 
     return make
+
+
+def test_a_rest_behind_a_decision_of_the_graph(tmp_path):
+    """Gradients are accumulated, and now and then a file is written, whose name is made by code with a loop."""
+
+    def make() -> Program:
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        state = types.SimpleNamespace(n=0, model=model, optimizer=optimizer, total=torch.zeros(()))
+
+        def step(x):
+            loss = model(x).square().mean()
+            loss.backward()
+            state.total += loss.detach()
+            if state.n % 2 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+            state.n += 1
+            if state.n % 5 < 2:
+                with open(os.path.join(tmp_path, "logs", f"{state.n}"), "w", encoding="utf-8") as file:
+                    json.dump({"loss": state.total.item() / state.n}, file)
+
+        return Program(step, lambda index: (torch.randn(4, 3),), (state,))
+
+    (tmp_path / "logs").mkdir()
+    report = parity(make, steps=16, captures=5)
+    assert runs_natively(report), str(report)
+
+
+def behind_a_break(rest, **options):
+    """Returns a program that takes its batch from an iterator, which is a break, and then does as :func:`trained`."""
+
+    def make() -> Program:
+        program = trained(rest, **options)()
+        batches = iter([torch.randn(4, 3) for _ in range(20)])
+        return Program(lambda: program.step(next(batches)), lambda index: (), program.watch)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "rest", [keeps_the_best, lists, writes_bytes, measures_the_time], ids=lambda rest: rest.__name__
+)
+def test_the_rest_of_a_part(rest, tmp_path):
+    make = behind_a_break(rest, path=tmp_path / "log", started=0.5, date=datetime.datetime(2020, 1, 1))
+    report = parity(make, steps=8, captures=None, whole=False)
+    assert len(report.breaks) == 1 and not report.fallbacks, str(report)
+    assert not any(part.breaks or part.fallbacks for part in report.parts), str(report)
+
+
+def test_the_rest_of_a_part_that_is_found_to_compute_is_captured():
+    """It is noticed also if an exception leaves the rest of the part, which the frame outside handles."""
+
+    def averages(state, loss):
+        state.seen.append(loss.item() < 1e9)
+        if state.seen[-1]:
+            state.average.mul_(0.5)
+        return loss.detach()
+
+    def raises(state, loss):
+        try:
+            averages(state, loss)
+            raise_if_third(state, loss)
+        except ValueError as error:
+            state.seen.append(str(error))
+        return loss.detach()
+
+    def raise_if_third(state, loss):
+        state.n += 1
+        if loss.item() < 1e9 and state.n % 3 == 0:
+            state.average.mul_(0.5)
+            raise ValueError(state.n)
+
+    for rest in (averages, raises):
+        report = parity(behind_a_break(rest), steps=9, captures=None, whole=False)
+        assert not report.fallbacks, str(report)
+        computing = [part for part in report.parts if len(part.breaks) > 0]
+        assert computing and all(not runs_natively(part) for part in computing), str(report)
+        assert not torch.utils._python_dispatch._get_current_dispatch_mode_stack()
 
 
 @pytest.mark.parametrize("order", ["after", "before"])

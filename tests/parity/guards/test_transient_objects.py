@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import functools
 import gc
+import hashlib
 import operator
 import os
 import re
@@ -446,3 +447,58 @@ def test_values_of_c_behind_a_break():
     compiled = sidefx_train.compile(step, backend="eager")
     for seconds in (1.0, 2.0, 3.0, 1.0):
         assert compiled(torch.tensor([seconds])) == step(torch.tensor([seconds]))
+
+
+def test_a_hash_behind_a_break():
+    """Parts pass hashes on to C code; what a part reads of one is guarded."""
+
+    def step(x, name, n):
+        found = hashlib.new(name, str(n).encode())
+        os.getpid()
+        size = found.digest_size
+        found.update(b"more")
+        text = found.hexdigest()
+        return x * size, text, found.name
+
+    compiled = sidefx_train.compile(step, backend="eager", keep_slower=True)
+    for call in range(12):
+        args = torch.ones(2), ("sha256", "md5", "blake2b")[call // 4], call
+        want, have = step(*args), compiled(*args)
+        assert torch.equal(want[0], have[0]) and want[1:] == have[1:]
+    report = compiled.report()
+    assert report.fallback_count <= 1 and all(len(part.captures) <= 5 for part in report.parts), str(report)
+
+
+def test_a_method_of_a_list_that_is_replaced_between_the_calls():
+    """As ``warnings`` does for each block that records them: the method is that of another list."""
+    state = {"add": [].append}
+
+    def step(x):
+        state["add"](x.sum())
+        return x * 2
+
+    compiled = sidefx_train.compile(step, backend="eager", keep_slower=True)
+    for call in range(8):
+        found: list = []
+        state["add"] = found.append if call != 5 else found.remove
+        if call == 5:
+            found.append(torch.tensor(10.0))
+        compiled(torch.full((2,), float(call)))
+        assert [value.item() for value in found] == ([2.0 * call] if call != 5 else [])
+    assert len(compiled.report().captures) <= 4, str(compiled.report())
+
+
+def test_warnings_that_each_call_records():
+    def step(x):
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.warn("of the step", stacklevel=1)
+        return x * 2
+
+    compiled = sidefx_train.compile(step, backend="eager", keep_slower=True)
+    for _ in range(6):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            compiled(torch.ones(2))
+        assert [str(each.message) for each in caught] == ["of the step"]
+    assert len(compiled.report().captures) <= 2, str(compiled.report())

@@ -9,7 +9,6 @@ import importlib.metadata
 import importlib.util
 import os
 import sys
-import time
 import weakref
 from typing import Any
 
@@ -99,7 +98,7 @@ def test_containers_with_methods_of_their_own(behind_a_break):
         def step(x):
             items.append(len(items))
             if behind_a_break:
-                time.time()
+                os.getpid()
             total = sum([*items]) + items[0] + table["a"] + ("b" in table)
             table["z"] += "!"
             members.add(total)
@@ -146,7 +145,7 @@ def test_a_number_in_whose_place_a_tensor_comes():
         log = Log()
 
         def later(value):
-            time.time()
+            os.getpid()
             log.lines.append(repr(value))
             return value + 1
 
@@ -351,7 +350,7 @@ def looks_at_objects_that_note_it(outside, held):
             made.nothing  # noqa: B018
         except AttributeError:
             log.append("nothing")
-        time.time()
+        os.getpid()
         del made.value
         log.append((lambda item: item.value)(items[1]))
         log.extend(Asked.seen)

@@ -56,3 +56,47 @@ def test_pandas_runs_at_each_call(name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SideFXWarning)
         assert run(captured=True) == run(captured=False)
+
+
+def test_each_call_of_pandas_is_one_break():
+    """Batches drawn from a frame: pandas is not captured instruction by instruction."""
+    frame = pandas.DataFrame({"a": range(40), "b": [n * 0.5 for n in range(40)], "y": [n % 3 for n in range(40)]})
+
+    def step(seed, weight):
+        rows = frame.sample(4, random_state=seed)
+        x = torch.tensor(rows[["a", "b"]].values, dtype=torch.float32)
+        return (x * weight).sum() + torch.tensor(rows["y"].values).sum()
+
+    captured = sidefx_train.compile(step, backend="eager", keep_slower=True)
+    weight = torch.tensor([1.0, -2.0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SideFXWarning)
+        for seed in range(6):
+            assert captured(seed, weight) == step(seed, weight)
+    report = captured.report()
+    assert len(report.parts) <= 5 and not report.fallbacks, str(report)
+    assert all(len(part.captures) <= 2 for part in report.parts), str(report)
+
+
+def test_rows_for_a_log():
+    """Behind the last tensor operation pandas is no break."""
+
+    def run(captured: bool) -> Any:
+        kept = {"rows": pandas.DataFrame(columns=["n", "loss"]), "all": pandas.DataFrame({"n": [0]})}
+        weight = torch.ones(2, requires_grad=True)
+
+        def step(x):
+            loss = (weight * x).sum()
+            loss.backward()
+            n = len(kept["rows"])
+            kept["rows"].loc[n] = [n, loss.item()]
+            kept["all"] = pandas.concat([kept["all"], pandas.DataFrame({"n": [n]})], ignore_index=True)
+            return loss.detach()
+
+        fn = sidefx_train.compile(step, backend="eager", fullgraph=True, keep_slower=True) if captured else step
+        results = [fn(torch.full((2,), float(n))).item() for n in range(6)]
+        if captured:
+            assert len(fn.report().captures) <= 2 and fn.report().replays == 6, str(fn.report())
+        return results, kept["rows"].to_dict(), kept["all"].to_dict(), weight.grad.tolist()
+
+    assert run(captured=True) == run(captured=False)

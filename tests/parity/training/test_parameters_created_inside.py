@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import os
 import warnings
 
 import pytest
@@ -127,10 +127,10 @@ def attributes_of_a_parameter(x, box):
 def attributes_over_a_break(x, box):
     made = x * 2
     made.a = 1
-    time.time()
+    os.getpid()
     made.b = made.a + 1
     box.kept = made
-    time.time()
+    os.getpid()
     box.seen = made.b
     return made
 

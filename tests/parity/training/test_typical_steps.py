@@ -276,6 +276,7 @@ def test_clock_in_the_step_is_read_between_two_parts_and_it_is_said():
 
     def body(model, optimizer):
         def step(x, y):
+            x = x * 2
             time.time()
             return train(model, optimizer, x, y)
 
@@ -417,8 +418,8 @@ def test_progress_bar_read_after_an_update():
 
         return step
 
-    report = check(body, whole=False, captures=None)
-    assert {record.code for record in report.breaks} == {"SFX103"}, str(report)
+    report = check(body, captures=2)
+    assert not report.breaks, str(report)
 
 
 def test_progress_bar_that_is_only_updated():

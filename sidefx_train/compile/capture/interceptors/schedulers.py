@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def _step(fn: types.FunctionType, world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not args:
         return ABSENT
-    begun = world.decisions.has_begun(world.specialization.graph_decisions)
+    begun = world.decisions.has_begun()
     computed = functools.partial(scheduler_steps.step, world, fn, args)
     natively = begun or type(args[0]) in scheduler_steps.SEQUENCES  # which take a capture for each of their parts
     if not kwargs and not natively and computed():

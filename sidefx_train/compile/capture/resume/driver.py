@@ -7,6 +7,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.dispatch import code_info
 from sidefx_train.compile.capture.interpreter.exceptions import of_the_program
 from sidefx_train.compile.capture.resume.branch_history import BranchHistory
@@ -68,9 +69,20 @@ def _line_before(layout: Layout) -> int | str:
 
 
 class Frames:
-    """The suspended frames of one cache entry, ready to continue."""
+    """The suspended frames of one cache entry, ready to continue.
 
-    def __init__(self, suspension: Suspension, parts: Parts) -> None:
+    Args:
+        suspension: the frames.
+        parts: the parts of the step.
+        rest_computes: called when the frames of a part, which run natively, have computed with tensors; ``None`` if
+            nothing is to notice that here.
+
+    Attributes:
+        rest_computes: the same.
+    """
+
+    def __init__(self, suspension: Suspension, parts: Parts, rest_computes: Callable[[], None] | None = None) -> None:
+        self.rest_computes = rest_computes if suspension.point.native else None
         self._bridges = [
             function(made.code, space) for made, space in zip(suspension.bridges, suspension.spaces, strict=True)
         ]
@@ -82,20 +94,24 @@ class Frames:
 
     def drive(self, states: tuple[State, ...]) -> Any:
         """Runs the frames until the outermost returns, and returns its value."""
-        crossing = Crossing(self, 0, states)
-        while (bridge := crossing()) is not None:
-            crossing.out = bridge()
+        watched = Watched()
+        crossing = Crossing(self, 0, states, watched)
+        try:
+            while (bridge := crossing()) is not None:
+                crossing.out = bridge()
+        finally:
+            watched.end()
         return crossing.out
 
     def suspended(self, states: tuple[State, ...]) -> Again:
         """Returns the frames for the driver, which continues them after the captured part has returned."""
         return Again(self, states)
 
-    def bridge(self, position: int, states: tuple[State, ...]) -> Callable[[], Any]:
+    def bridge(self, position: int, states: tuple[State, ...], watched: Watched) -> Callable[[], Any]:
         """Returns a function that runs one uncaptured instruction; its frame is directly above the caller's."""
         if self._native and position == len(self._bridges) - 1:
             return functools.partial(self._bridges[position], states[position])
-        inner = Crossing(self, position + 1, states)
+        inner = Crossing(self, position + 1, states, watched)
         return functools.partial(self._bridges[position], states[position], inner)
 
     def native_rest(self, landing: Landing, position: int, state: list[Any]) -> Callable[[], Any] | None:
@@ -118,6 +134,30 @@ class Frames:
         return self._parts.after(landing.layout, self._spaces[position])
 
 
+class Watched:
+    """What notices that a native rest of a part computes with tensors, during one call of the step."""
+
+    __slots__ = ("_computes", "_watch")
+
+    def __init__(self) -> None:
+        self._watch: compat.Watch | None = None
+        self._computes: Callable[[], None] | None = None
+
+    def begin(self, computes: Callable[[], None] | None) -> None:
+        """Watches a native rest that begins; ``computes`` is called at its end if it has computed."""
+        if computes is not None:
+            self._watch, self._computes = compat.Watch(), computes
+            self._watch.begin()
+
+    def end(self) -> None:
+        """Ends the watch, if there is one: the rest has returned, or an exception has left it."""
+        watch, computes, self._watch, self._computes = self._watch, self._computes, None, None
+        if watch is not None and computes is not None:
+            watch.end()
+            if watch.computes:
+                computes()
+
+
 class Crossing:
     """Runs a suspended frame to its end by alternating bridges, which the outer frame calls, and parts, called here.
 
@@ -131,12 +171,13 @@ class Crossing:
         frames: the suspended frames.
         position: index of the frame.
         states: their states.
+        watched: notices what native rests of parts compute.
     """
 
-    __slots__ = ("_began", "_frames", "_position", "_states", "out")
+    __slots__ = ("_began", "_frames", "_position", "_states", "_watched", "out")
 
-    def __init__(self, frames: Frames, position: int, states: tuple[State, ...]) -> None:
-        self._frames, self._position, self._states = frames, position, states
+    def __init__(self, frames: Frames, position: int, states: tuple[State, ...], watched: Watched) -> None:
+        self._frames, self._position, self._states, self._watched = frames, position, states, watched
         self._began = False
         self.out: Any = None
 
@@ -144,7 +185,10 @@ class Crossing:
         """Returns the next bridge; ``None`` at the frame's end."""
         if self._began:
             out, self.out = self.out, None
-            if type(out) is not tuple or len(out) != 3 or type(out[0]) is not Landing:
+            finished = type(out) is not tuple or len(out) != 3 or type(out[0]) is not Landing
+            if self._frames.rest_computes is None or (finished and self._position == 0):
+                self._watched.end()
+            if finished:
                 self.out = out  # a handler of the function itself has finished it
                 return None
             landing, *state = out
@@ -165,8 +209,9 @@ class Crossing:
                 self.out = out
                 return None
             self._frames, self._states, self._position = out.frames, out.states, 0
+            self._watched.begin(out.frames.rest_computes)
         self._began = True
-        return self._frames.bridge(self._position, self._states)
+        return self._frames.bridge(self._position, self._states, self._watched)
 
 
 def driven(

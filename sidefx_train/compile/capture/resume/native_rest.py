@@ -1,8 +1,10 @@
-"""Decides where the rest of a step can run natively: after its last tensor operation, at a decision on numbers.
+"""Decides where the rest of a step can run natively: after its last tensor operation, at a decision on numbers, or at
+what would be a graph break.
 
 A guard on such a decision would cause a recapture whenever the decision changes (``if step % 100 == 0``, the phase of a
 scheduler), although the graph does not depend on it. So the capture ends before it, and what follows runs as the plain
-Python that it is, after the graph and its effects.
+Python that it is, after the graph and its effects. So does a line for a log file that is opened for it, the reading of
+a clock, or a checkpoint.
 
 ``optimizer.step(); scheduler.step(); optimizer.zero_grad()``: if the rest began before ``zero_grad``, every gradient
 would have to leave the graph. A scheduler does not read gradients, and ``zero_grad`` reads nothing that a scheduler
@@ -15,13 +17,10 @@ import sys
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
-from sidefx_train import torch_compat as compat
-from sidefx_train.compile.capture.interpreter.bytecode_versions import Instruction
 from sidefx_train.compile.capture.interpreter.frame import COPYING, Frame
 from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
-from sidefx_train.compile.capture.resume.liveness import reads
+from sidefx_train.compile.capture.resume.rest_reads import only_reads
 from sidefx_train.compile.capture.resume.suspension import EXECUTE, StopPoint
 from sidefx_train.compile.common.sentinels import TRANSPARENT
 from sidefx_train.errors import Location, Unsupported
@@ -40,8 +39,8 @@ _REASON = "decides on numbers only"
 _VALUE_CODES = frozenset({"SFX101", "SFX106"})
 """Codes of captures that stopped because the step needs a value that only the graph computes."""
 
-_READS_TENSOR = frozenset({"detach", "item", "tolist", "numpy", "cpu"})
-_LOADS = frozenset({"LOAD_CONST", "LOAD_FAST", "LOAD_SLOT", "LOAD_FAST_LOAD_FAST"})
+_CALL_CODES = frozenset({"SFX103", "SFX104"})
+"""Codes of captures that stopped at a call with effects outside, or at an object of C code: files, clocks, arrays."""
 
 _FINDS_CALLABLE = frozenset(
     {"CALL", "LOAD_ATTR", "LOAD_CONST", "LOAD_DEREF", "LOAD_FAST", "LOAD_GLOBAL", "LOAD_METHOD", "POP_TOP", "PUSH_NULL"}
@@ -84,6 +83,8 @@ class Decisions:
 
     Args:
         interp: the interpreter of the capture.
+        graph_decisions: instructions after whose decision another capture has touched a tensor: they belong to the
+            graph, and the rest begins after them.
         point: where the capture is to stop, if it is.
 
     Attributes:
@@ -91,11 +92,14 @@ class Decisions:
         of_graph: instructions that decided before that.
     """
 
-    def __init__(self, interp: Interpreter, point: StopPoint | None = None) -> None:
+    def __init__(
+        self, interp: Interpreter, graph_decisions: frozenset[Place] = frozenset(), point: StopPoint | None = None
+    ) -> None:
         self._interp = interp
+        self._graph_decisions = graph_decisions
         self._point = point
         self._schedulers = self._resets = 0
-        self.touched = 0
+        self.touched = self._last = 0
         self.of_graph: set[Place] = set()
         self._begin_again()
 
@@ -110,7 +114,7 @@ class Decisions:
 
     def touch(self) -> None:
         """Records that the running instruction touches a tensor."""
-        self.touched = self._interp.begun
+        self.touched = self._last = self._interp.begun
         if not self._resetting and (self._calls or self._places or self._first is not None):
             self.of_graph |= self._places
             self._begin_again()
@@ -121,8 +125,13 @@ class Decisions:
         if frame is None:
             return
         places = [] if _in_scheduler(frame) else [(frame.code, frame.pc)]
-        if frame.began <= self.touched:
+        if frame.began <= self._last:
             self.of_graph.update(places)
+            return
+        if not self._graph_decisions.isdisjoint(places):
+            self.of_graph |= self._places
+            self._last = self._interp.begun
+            self._begin_again()
             return
         if places and not self._places:
             self._computes = _compute_later(frame)
@@ -130,10 +139,10 @@ class Decisions:
         if self._first is None:
             self._first = self._decision()
 
-    def has_begun(self, graph_decisions: frozenset[Place]) -> bool:
+    def has_begun(self) -> bool:
         """Returns True if the native rest may begin at a decision before this point: no tensor is touched after it as
         far as is known."""
-        return bool(self._calls) or not self._places <= graph_decisions
+        return bool(self._calls) or bool(self._places)
 
     def calls_scheduler(self) -> bool:
         """Records that the program calls a scheduler, which will decide; returns True if the call is to be deferred."""
@@ -174,33 +183,28 @@ class Decisions:
             location = self._first.location if self._first is not None else None
             self._deferring = StopPoint(0, len(frames), "", _REASON, location, True, numbers, self._resets)
 
-    def rest(self, known: frozenset[Place], is_part: bool) -> StopPoint | None:
+    def rest(self, is_part: bool) -> StopPoint | None:
         """Returns where the native rest of the step begins; ``None`` if all of it belongs to the graph.
 
         Args:
-            known: instructions after whose decision another call has touched a tensor.
             is_part: the step is the rest of another, in which nothing notes what the program's own decisions lead to.
         """
         first = self._first
-        if first is None or self._computes or not known.isdisjoint(self._places) or (is_part and self._places):
+        if first is None or self._computes or (is_part and self._places):
             return None
         return self._deferring or StopPoint(first.count, first.depth, "", _REASON, first.location, native=True)
 
-    def stopped(
-        self, frames: list[Frame], stop: Unsupported, known: frozenset[Place], is_part: bool
-    ) -> tuple[StopPoint, ...]:
+    def stopped(self, frames: list[Frame], stop: Unsupported) -> tuple[StopPoint, ...]:
         """Returns where a native rest may begin if the capture has stopped after the last tensor operation.
 
         Args:
             frames: the frames that can be suspended, outermost first.
             stop: what stopped the capture.
-            known: instructions after whose decision another call has touched a tensor.
-            is_part: the step is the rest of another.
         """
         depth = next((i for i, frame in enumerate(frames) if _is_scheduler(frame)), 0)
         if not depth:
-            return () if is_part else self._stopped_at_value(frames, stop, known)
-        if frames[depth - 1].began <= self.touched:
+            return self._stopped_behind(frames, stop)
+        if frames[depth - 1].began <= self._last:
             return ()
         caller = frames[depth - 1]
         here = StopPoint(caller.began, depth, "", stop.reason, stop.location, native=True)
@@ -208,16 +212,14 @@ class Decisions:
             return (here,)
         return (replace(here, count=0, deferred=frozenset({self._calls[-1].number})), here)
 
-    def _stopped_at_value(
-        self, frames: list[Frame], stop: Unsupported, known: frozenset[Place]
-    ) -> tuple[StopPoint, ...]:
+    def _stopped_behind(self, frames: list[Frame], stop: Unsupported) -> tuple[StopPoint, ...]:
         """Returns where a native rest may begin if the step reads a value that the graph computes (``if loss < best``),
-        or writes to a NumPy array, and its code does not compute with tensors after that."""
-        depth = next((i for i, frame in enumerate(frames) if frame.began > self.touched), None)
-        is_native = stop.code in _VALUE_CODES or (stop.of_host and self.touched > 0)
-        if not is_native or depth is None or not known.isdisjoint(self._places):
+        writes to a file or a NumPy array, or reads a clock, and its code does not compute with tensors after that."""
+        depth = next((i for i, frame in enumerate(frames) if frame.began > self._last), None)
+        is_native = stop.code in _VALUE_CODES or (stop.code in _CALL_CODES and self.touched > 0)
+        if not is_native or depth is None:
             return ()
-        if _compute_later(frames[-1]) or not all(map(_only_reads, frames)):
+        if _compute_later(frames[-1]) or not all(only_reads(frame, i > depth) for i, frame in enumerate(frames)):
             return ()
         first = self._first or _Decision(frames[depth].began, depth + 1, stop.location)
         return (StopPoint(first.count, first.depth, "", f"{_why(stop)}{stop.reason}", first.location, native=True),)
@@ -228,7 +230,7 @@ class Decisions:
 
     def _decision(self) -> _Decision | None:
         frames = list(self._frames())
-        depth = next((i for i, frame in enumerate(frames) if frame.began > self.touched), None)
+        depth = next((i for i, frame in enumerate(frames) if frame.began > self._last), None)
         if depth is None:
             return None
         return _Decision(frames[depth].began, depth + 1, self._interp.location())
@@ -252,7 +254,7 @@ class Decisions:
 
 
 def _why(stop: Unsupported) -> str:
-    return "" if stop.of_host else "decides on a value: "
+    return "decides on a value: " if stop.code in _VALUE_CODES else ""
 
 
 def _is_scheduler(frame: Frame) -> bool:
@@ -275,34 +277,6 @@ def _compute_later(frame: Frame | None) -> bool:
                 return True
         frame = frame.back
     return False
-
-
-def _only_reads(frame: Frame) -> bool:
-    """Returns True if the rest of a frame's code returns its tensors, or reads them, and has no loop around it.
-
-    A tensor on the stack is an operand of something else.
-    """
-    rest = frame.instructions[frame.pc :]
-    if any(0 <= instr.target < frame.pc for instr in rest) or any(map(_has_tensors, frame.stack)):
-        return False
-    held = {slot for slot, value in enumerate(frame.locals) if _has_tensors(value)}
-    return not any(reads(instr) & held and not _passes_on(rest[index + 1 :]) for index, instr in enumerate(rest))
-
-
-def _passes_on(rest: list[Instruction]) -> bool:
-    """Returns True if the instructions after the load of a tensor return it, or call a method that reads it."""
-    for instr in rest:
-        if instr.name in ("LOAD_ATTR", "LOAD_METHOD"):
-            return instr.value in _READS_TENSOR
-        if instr.name not in _LOADS:
-            return instr.name == "RETURN_VALUE" or instr.name.startswith("BUILD_")
-    return False
-
-
-def _has_tensors(value: Any) -> bool:
-    if type(value) in (list, tuple):
-        return any(map(_has_tensors, value))
-    return any(map(_has_tensors, value.values())) if type(value) is dict else type(value) is compat.FakeTensor
 
 
 def _resets_next(frame: Frame) -> bool:

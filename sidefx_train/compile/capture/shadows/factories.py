@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import enum
 import functools
-import gc
 import operator
 import re
 import struct
@@ -142,10 +141,10 @@ def container_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
 def builtin_method_shadow(heap: ShadowTableAPI, real: types.BuiltinMethodType, source: Source) -> Any:
     """Returns a bound C method, bound to the shadow of its object.
 
-    In the arguments it is a new object at every call, so there it is identified by its owner and descriptor.
+    In the arguments, and where it keeps being replaced, it is identified by its owner and descriptor.
     """
     descriptor = descriptor_of(real)
-    if not source.from_arguments:
+    if not source.from_arguments and source.label not in heap.specialization.refetched:
         heap.guard("is", source, real)
         source = heap.sources.const(real, source.label)
     else:
@@ -270,19 +269,6 @@ def member_shadow(heap: ShadowTableAPI, real: enum.Enum, source: Source) -> enum
     return _with_attributes(heap, real, heap.sources.const(real, source.label))
 
 
-def proxy_shadow(heap: ShadowTableAPI, real: types.MappingProxyType[Any, Any], source: Source) -> Any:
-    """Returns a mapping proxy of the shadow of a proxy's dict."""
-    heap.guard("is", source, real)
-    base = heap.sources.const(real, source.label)
-    (mapping,) = gc.get_referents(real)
-    if not safe_isinstance(mapping, dict) or "__module__" in mapping:
-        heap.refuse("SFX104", f"{source.label} is a view of a mapping that is not a dict, or of a class namespace")
-    shown = heap.shadow(mapping, heap.sources.const(mapping, f"the dict of {base.label}"))
-    heap.by_real[id(mapping)].fill()
-    shadow = types.MappingProxyType(shown)
-    return heap.register(Record(heap, real, shadow, base, base))
-
-
 def weak_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
     """Returns a weak reference to the shadow of its referent."""
     base = _pinned(heap, real, source)
@@ -311,6 +297,8 @@ def instance_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
             heap.register(Record(heap, real, real, source, source))
         elif is_transient and not readable and (cls in transient_objects.HANDLES or not runs_pure_code(cls)):
             heap.guard("type", source, cls)
+            for name in transient_objects.HANDLES.get(cls, ()):
+                heap.guard("equal", heap.sources.slot(source, name), getattr(real, name))
             heap.register(Record(heap, real, real, source, source))
         else:
             passthrough(heap, real, source)

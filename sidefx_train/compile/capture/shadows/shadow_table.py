@@ -34,7 +34,9 @@ from sidefx_train.compile.capture.shadows.containers import iterators
 from sidefx_train.compile.capture.shadows.containers.cells_and_globals import CellRecord, NamespaceRecord
 from sidefx_train.compile.capture.shadows.containers.instance_dicts import InstanceDictRecord
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord
+from sidefx_train.compile.capture.shadows.containers.mapping_views import view_shadow
 from sidefx_train.compile.capture.shadows.containers.outside_counts import count_record
+from sidefx_train.compile.capture.shadows.containers.traversal import DICT_VIEWS
 from sidefx_train.compile.capture.shadows.definition_tracking import Definitions
 from sidefx_train.compile.capture.shadows.factories import (
     builtin_method_shadow,
@@ -45,7 +47,6 @@ from sidefx_train.compile.capture.shadows.factories import (
     method_shadow,
     partial_shadow,
     passthrough,
-    proxy_shadow,
     slice_shadow,
     tuple_shadow,
     weak_shadow,
@@ -279,8 +280,8 @@ class ShadowTable(ShadowTableAPI):
             return weak_shadow(self, real, source)
         if issubclass(cls, BaseException):
             return outside_exceptions.exception_record(self, real, source, self.bind(real, source)).shadow
-        if cls is types.MappingProxyType:
-            return proxy_shadow(self, real, source)
+        if cls is types.MappingProxyType or cls in DICT_VIEWS:
+            return view_shadow(self, real, source)
         if cls is types.FunctionType and transient_objects.is_transient(self, real, source):
             return transient_objects.function(self, real, source).shadow
         if issubclass(cls, PASSED_THROUGH) or cls.__module__ == "typing" or compat.is_operator_of_functions(cls):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextvars
 import datetime
 import enum
+import hashlib
 import re
 import types
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ import torch
 
 from sidefx_train.compile.capture.shadows.records import Attributes, InstanceRecord, Record
 from sidefx_train.compile.common.plain_values import DEFINITIONS
+from sidefx_train.compile.common.type_checks import descriptor_of
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.guards.source import Source
@@ -38,6 +40,9 @@ def same_structure(old: object, new: object) -> bool:
     """Returns True if one object replaced another of the same structure."""
     if type(old) is types.FunctionType and type(new) is types.FunctionType:
         return old.__code__ is new.__code__ and old.__globals__ is new.__globals__
+    if type(old) is types.BuiltinMethodType and type(new) is types.BuiltinMethodType:
+        method = descriptor_of(old)
+        return method is not None and descriptor_of(new) is method and type(old.__self__) is type(new.__self__)
     return type(old) is type(new) and not isinstance(old, _ITSELF)
 
 
@@ -56,8 +61,13 @@ _ITSELF = (
 """Objects that a step is captured for: another one makes another step."""
 
 
-HANDLES = (contextvars.Token,)
-"""C classes of handles, which are created at every call and passed back to their creator."""
+_OF_HASH = ("name", "digest_size", "block_size")
+HANDLES: dict[type, tuple[str, ...]] = {
+    contextvars.Token: (),
+    **{type(make()): _OF_HASH for make in (hashlib.sha256, hashlib.shake_128, hashlib.blake2b, hashlib.blake2s)},
+}
+"""C classes of objects that are created at every call, and that C code only gets where it runs natively, with the names
+of attributes that are guarded."""
 
 
 def is_value(real: object) -> bool:

@@ -1,4 +1,4 @@
-"""Random numbers and arrays of the step that its prologue draws with Python's and NumPy's generators, and seeds."""
+"""Random numbers and arrays of the step that its prologue draws with Python's and NumPy's generators, seeds, clocks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -181,6 +182,16 @@ class RandomDraws:
         self._draws.append(Draw(len(self.values), function, None, later, later_by_name, type(made)))
         return self._keep(made, made, label)
 
+    def read_clock(self, clock: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Reads a clock early; :data:`ABSENT` if that is not possible."""
+        if not self._is_early or self._world.branching:
+            return ABSENT
+        with compat.real_world():
+            now = clock(*args)
+        return self._result(
+            now, trace_rules.describe(clock), lambda place, kind: Draw(place, clock, None, args, {}, kind)
+        )
+
     @property
     def _is_early(self) -> bool:
         return not self._ended and self._heap.specialization.host_draws
@@ -227,7 +238,7 @@ class RandomDraws:
                 return ABSENT
             self._draws.append(draw(place, kind))
             return self._list(value, label)
-        if kind is tuple or kind is dict:  # a state
+        if kind is tuple or kind is dict or kind is datetime:  # a state, or a date
             self._draws.append(draw(place, kind))
             return self._keep(value, DeferredValue(kind, ()), label)
         if kind in (bool, np.bool_):

@@ -144,7 +144,7 @@ class TraceWorld(CaptureWorldAPI):
         self.operators = Operators(self)
         self.variables = Variables(self)
 
-        self.decisions = Decisions(self.interp, point)
+        self.decisions = Decisions(self.interp, specialization.graph_decisions, point)
         tracer.touches = self.decisions.touch
         self.wrapper_dispatch = WrapperDispatch(self)
         self.modes = DispatchModes(self)

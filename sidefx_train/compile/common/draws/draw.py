@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import torch
+
+NOW = datetime.now
+CLOCKS: tuple[Callable[..., Any], ...] = (
+    *(time.time, time.perf_counter, time.monotonic, time.process_time, time.thread_time),
+    *(time.time_ns, time.perf_counter_ns, time.monotonic_ns, time.process_time_ns, time.thread_time_ns, NOW),
+)
+"""Functions that read a clock, which another call does not give back."""
 
 
 class Drawn(NamedTuple):

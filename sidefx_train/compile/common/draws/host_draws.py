@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from sidefx_train.compile.common.draws.draw import (
+    CLOCKS,
     Changed,
     Computed,
     Draw,
@@ -78,6 +79,8 @@ class _Run:
             if self.copies is None:
                 self._make_of_torch(draw)
             return
+        if self.copies is not None and any(draw.function is clock for clock in CLOCKS):
+            return  # the value stays
         args = self._each(draw.args)
         kwargs = {name: self._value(value) for name, value in draw.kwargs.items()}
         if draw.generator is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,7 +19,6 @@ from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.shadows.deferred_values import message_of
 from sidefx_train.compile.capture.shadows.records import Record, TensorRecord
 from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
-from sidefx_train.errors import Unsupported
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.recording.write_log import WriteLog
@@ -63,7 +62,7 @@ class ArrayRecord(Record):
     def measure(self) -> None:
         """Guards the array's dtype, shape and strides."""
         if self.resizes:
-            self._refuse(f"reads the shape of {self.source.label}, a NumPy array whose shape changes")
+            self.heap.refuse("SFX104", f"reads the shape of {self.source.label}, a NumPy array whose shape changes")
         if not self.measured:
             self.measured = True
             for name in ("dtype", "shape", "strides"):
@@ -104,7 +103,7 @@ class ArrayRecord(Record):
         if self.drawn:
             self.heap.refuse("SFX103", f"reads {self.source.label}, an array of numbers that differ at every call")
         if self.changes:
-            self._refuse(f"reads {self.source.label}, a NumPy array whose contents change")
+            self.heap.refuse("SFX104", f"reads {self.source.label}, a NumPy array whose contents change")
         if not self.read:
             if self.real.nbytes > _MOST_COMPARED:
                 size = f"{self.real.nbytes / 2**20:.1f} MiB"
@@ -124,13 +123,8 @@ class ArrayRecord(Record):
     def operate(self, name: str) -> None:
         """Called when the step applies an operator to the array."""
         if name in _WRITES or (name.startswith("i") and name[1:] in _IN_PLACE):
-            self._refuse(f"writes into {self.source.label}, a NumPy array")
+            self.heap.refuse("SFX104", f"writes into {self.source.label}, a NumPy array")
         self.fill()
-
-    def _refuse(self, reason: str) -> NoReturn:
-        stop = Unsupported("SFX104", reason, self.heap.locate())
-        stop.of_host = True
-        raise stop
 
     def as_tensor(self) -> torch.Tensor:
         """Returns a fake tensor over the array's memory, like ``torch.from_numpy``."""

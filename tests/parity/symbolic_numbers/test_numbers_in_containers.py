@@ -216,3 +216,33 @@ def test_c_code_that_gets_values_changes_a_container(kind):
         return Program(step, lambda i: (torch.tensor(float(i)),), (held,))
 
     parity(make, steps=5, captures=None, whole=False)
+
+
+KEYS = {"truth": lambda k: k > 1, "integer": lambda k: k, "float": lambda k: k * 0.5, "pair": lambda k: (k > 1, k)}
+HASHED_BY_C = {
+    "counted": lambda key, kept: collections.Counter([key, 1, key]),
+    "counted outside": lambda key, kept: kept["counts"].update((key, key)),
+    "most common": lambda key, kept: collections.Counter(collections.deque([key, key, 1])).most_common(1),
+    "difference": lambda key, kept: {1, 5}.difference([key]),
+    "intersection": lambda key, kept: {1, 2, 0.5}.intersection((key, 1)),
+    "disjoint": lambda key, kept: kept["members"].isdisjoint([key]),
+    "symmetric difference": lambda key, kept: kept["members"].symmetric_difference_update([key]),
+    "updated": lambda key, kept: kept["members"].update(collections.deque([key])),
+}
+
+
+@pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
+@pytest.mark.parametrize("hashed", HASHED_BY_C.values(), ids=HASHED_BY_C)
+def test_changing_numbers_that_c_code_hashes(hashed, key) -> None:
+    """Regression: a Counter kept symbols of the capture, and sets did not find truth values."""
+
+    def step(x, k, kept):
+        return hashed(key(k), kept), x + 1
+
+    captured = sidefx_train.compile(step, backend="eager", keep_slower=True)
+    states = [{"counts": collections.Counter([1]), "members": {1, 5}} for _ in range(2)]
+    for k in (1, 2, 3, 0, 2, 1, 5):
+        found = [run(torch.ones(1), k, kept)[0] for run, kept in zip((step, captured), states, strict=True)]
+        assert repr(found[0]) == repr(found[1])
+        assert repr(states[0]["counts"]) == repr(states[1]["counts"])
+        assert sorted(map(repr, states[0]["members"])) == sorted(map(repr, states[1]["members"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import operator
 import types
@@ -144,16 +145,23 @@ class ArgumentReads:
             self.world.own_key(args[1])
         for key in hashed_by(fn, owner, args):
             self.world.keys.hashed(key)
+        if type(fn) is types.MethodDescriptorType and args and safe_isinstance(args[0], (set, frozenset)):
+            return (args[0], *self._as_keys(fn, args[1:]))
+        if fn is collections._count_elements:  # type: ignore[attr-defined]
+            return (*args[:1], *self._as_keys(fn, args[1:]))
         if safe_isinstance(owner, (set, frozenset)) or any(fn is known for known in HASHING) or is_fromkeys(fn):
-            for value in args:
-                self.touch(value, deep=False, asked=fn.__name__)
-                for key in held_by(value) or (value,):
-                    self.heap.identities.note_hashed(key)
-            return tuple(builtin_methods.concrete(builtin_methods.concrete_items(value)) for value in args)
+            return self._as_keys(fn, args)
         if safe_isinstance(owner, dict):
             keys = _number_of_keys(fn, args)
             return (*map(builtin_methods.concrete, args[:keys]), *args[keys:])
         return args
+
+    def _as_keys(self, fn: Any, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        for value in values:
+            self.touch(value, deep=False, asked=fn.__name__)
+            for key in held_by(value) or (value,):
+                self.heap.identities.note_hashed(key)
+        return tuple(builtin_methods.concrete(builtin_methods.concrete_items(value)) for value in values)
 
     def stores_only(self, fn: Any, owner: Any, args: tuple[Any, ...]) -> bool:
         """Brings in the container whose method is called; returns True if the method only stores its arguments."""

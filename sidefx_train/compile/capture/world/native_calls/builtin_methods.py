@@ -289,8 +289,8 @@ def settle(obj: Any, names: frozenset[str] | None = None) -> None:
 
 
 def concrete_items(value: Any) -> Any:
-    """Returns the items of a list as they are hashed."""
-    return [concrete(item) for item in value] if type(value) is list else value
+    """Returns the items of a list or deque as they are hashed."""
+    return [concrete(item) for item in value] if type(value) in (list, deque) else value
 
 
 def _hashable(key: Any) -> bool:

@@ -133,8 +133,14 @@ ATOMIC_MODULES = (
 """Modules whose functions use files, processes and connections, or C code on NumPy arrays at every turn: each call is
 atomic and runs natively."""
 
-_INDEXES, _OF_INDEXES = "pandas.core.indexes", {("pandas.core.base", "IndexOpsMixin.tolist")}
-"""What is not: lookups in an index are constants (``interceptors/third_party/pandas_index.py``)."""
+_INDEXES = "pandas.core.indexes"
+_NOT_ATOMIC = {
+    ("pandas.core.base", "IndexOpsMixin.tolist"),
+    ("csv", "DictWriter.writerow"),
+    ("csv", "DictWriter._dict_to_list"),
+    ("csv", "DictWriter._dict_to_list.<locals>.<genexpr>"),
+}
+"""What is not: lookups in an index are constants (``interceptors/third_party/pandas_index.py``), rows are deferred."""
 
 _OF_FILES = frozenset(
     {
@@ -220,7 +226,7 @@ def _is_atomic(module: str, name: str, path: str) -> bool:
         return False
     if not ATOMIC_FUNCTIONS.get(module, frozenset()).isdisjoint((name, path)):
         return True
-    if module.startswith(_INDEXES) or (module, path) in _OF_INDEXES:
+    if module.startswith(_INDEXES) or (module, path) in _NOT_ATOMIC:
         return False
     return any(module == known or module.startswith(known + ".") for known in ATOMIC_MODULES)
 

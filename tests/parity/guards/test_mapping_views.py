@@ -136,3 +136,18 @@ def test_a_proxy_of_a_class_is_left_to_python():
         assert compiled(vars(Settings), torch.ones(1)).item() == 3.0
     Settings.scale = 4.0
     assert compiled(vars(Settings), torch.ones(1)).item() == 4.0
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_dict_that_holds_its_view(name):
+    def make() -> Program:
+        kept = types.SimpleNamespace(held={"x": 1.0})
+        kept.held["view"] = MAKERS[name](kept.held)
+
+        def step(x):
+            kept.held["n"] = kept.held.get("n", 0) + 1
+            return len(kept.held["view"]) * x
+
+        return Program(step, lambda index: (torch.ones(2),), ())
+
+    parity(make, captures=3)

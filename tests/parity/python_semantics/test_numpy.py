@@ -200,7 +200,7 @@ def test_c_code_that_writes_to_an_outside_array(write):
             y = x * 2
             write(counts)
             seen.append(counts.tolist())
-            return y
+            return y + 1
 
         return Program(step, lambda index: (torch.full((2,), float(index)),), seen)
 

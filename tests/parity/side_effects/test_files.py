@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import io
 import json
 import sys
@@ -18,6 +19,7 @@ class Log:
 
     def __init__(self, file):
         self.file, self.count = file, 0
+        self.rows, self.dicts = csv.writer(file), csv.DictWriter(file, ["n", "loss"])
 
     def line(self, **values):
         self.count += 1
@@ -70,8 +72,29 @@ def through_an_object_of_the_step(log, x):
         print("redirected", log.count)
 
 
+def rows_of_csv(log, x):
+    log.count += 1
+    log.rows.writerow([log.count, x.sum().item(), 'a, "b"', None, True, x.shape[0]])
+    x.mul_(2)
+    log.rows.writerow(("mean", f"{x.mean().item():.3f}", log.count / 3))
+
+
+def rows_of_dicts(log, x):
+    log.count += 1
+    log.dicts.writerow({"loss": x.square().mean().item(), "n": log.count})
+    log.dicts.writerow({"n": -log.count})
+
+
+def lines(log, x):
+    log.count += 1
+    log.file.writelines([f"{log.count}\n", f"{x.sum().item():.4f}", " end\n"])
+    log.rows.writerow([1, "läßt"])
+    log.file.writelines(("a", "b\n"))
+    (lambda row: log.rows.writerow(row))([x.mean().item()])
+
+
 WHOLE = [lines_of_json, numbers_of_the_graph, in_order, what_write_returns, under_a_condition]
-WHOLE.append(through_an_object_of_the_step)
+WHOLE += [through_an_object_of_the_step, rows_of_csv, rows_of_dicts, lines]
 
 
 def where_it_is(log, x):
@@ -115,7 +138,60 @@ def read_again(log, x):
         return file.read()
 
 
+class Shown:
+    def __init__(self, log):
+        self.log = log
+
+    def __str__(self):
+        return str(self.log.count)
+
+
+def rows_of_objects(log, x):
+    log.rows.writerow([Shown(log), 1])
+    log.count += 1
+    log.rows.writerow([x.sum()])
+
+
+def what_writerow_returns(log, x):
+    log.file.write("before\n")
+    return log.rows.writerow([1, "läßt"]), log.rows.writerow([x.sum().item()])
+
+
+def rows_that_raise(log, x):
+    log.count += 1
+    log.rows.writerow([log.count])
+    errors = []
+    for write in (lambda: csv.writer(log.file, quoting=csv.QUOTE_NONE).writerow(["a,b"]), lambda: log.rows.writerow(3)):
+        try:
+            write()
+        except (csv.Error, TypeError) as error:
+            errors.append(str(error))
+    try:
+        log.dicts.writerow({"another": 1})
+    except ValueError as error:
+        errors.append(str(error))
+    return errors
+
+
+def rows_closed_later(log, x):
+    log.count += 1
+    if log.count == 3:
+        log.file.close()
+    try:
+        log.rows.writerow([log.count])
+    except ValueError as error:
+        return str(error)
+
+
+def lines_with_an_error(log, x):
+    try:
+        log.file.writelines(["first\n", 2, "third\n"])
+    except TypeError as error:
+        return str(error)
+
+
 OTHERS = [where_it_is, closed_later, lone_surrogates, no_text, opened_in_the_step, read_again]
+OTHERS += [what_writerow_returns, rows_of_objects, rows_that_raise, rows_closed_later, lines_with_an_error]
 
 
 def compare(body, tmp_path, **options):

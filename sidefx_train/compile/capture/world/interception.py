@@ -5,7 +5,6 @@ from __future__ import annotations
 import _thread
 import contextvars
 import functools
-import io
 import logging
 import sys
 import types
@@ -26,6 +25,7 @@ from sidefx_train.compile.capture.world.deferred import deferred_warnings
 from sidefx_train.compile.capture.world.deferred.argument_snapshot import deferred_string
 from sidefx_train.compile.capture.world.deferred.deferral import own_code, own_stream
 from sidefx_train.compile.capture.world.deferred.deferred_strings import deferred_in
+from sidefx_train.compile.capture.world.deferred.file_writes import FileWrites
 from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
 from sidefx_train.compile.capture.world.native_call_facts import (
     DISABLERS,
@@ -51,16 +51,12 @@ from sidefx_train.compile.common.draws.generator_states import is_generator
 from sidefx_train.compile.common.host_programs import OF_NUMPY
 from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.sentinels import ABSENT, transparent
-from sidefx_train.compile.common.type_checks import attribute_of, class_method_of, descriptor_of, safe_isinstance
+from sidefx_train.compile.common.type_checks import attribute_of, class_method_of, safe_isinstance
 
 _CALLED_BY_CLASS = frozenset({*compat.OPERATORS, torch.jit.ScriptFunction})
 """Classes of C whose instances are called by interceptors of the class, or natively."""
 _MOST_EXACT = 2
 """Limit of changing numbers of which ``statistics`` is interpreted: it compares the exact fractions of each."""
-_WRITES = (io.TextIOWrapper.write, io.StringIO.write)
-_FLUSHES = (io.TextIOWrapper.flush, io.StringIO.flush)
-_ENCODE_ALL = ("utf-8", "utf-16", "utf-32")
-
 _WRAPPERS = (types.MethodWrapperType, types.WrapperDescriptorType)
 
 
@@ -75,6 +71,7 @@ class Interception:
         self.heap, self.interp = world.heap, world.interp
         self._handled: set[Any] = set()
         self._in_whole = False
+        self._file_writes = FileWrites(world)
         self._rules = (
             self._registered,
             self._drawn,
@@ -274,7 +271,7 @@ class Interception:
         if fn is print and self._writes_inside(kwargs.get("file")):
             self._print_now(args, **kwargs)
             return None
-        written = self._written_to_file(fn, args, kwargs)
+        written = self._file_writes.call(fn, args, kwargs)
         if written is not ABSENT:
             return written
         if not trace_rules.is_deferred(fn, args):
@@ -300,29 +297,6 @@ class Interception:
                     self.heap.refuse("SFX103", f"writes to {own}, which may read what the step changes")
         self.world.defer(fn, args, kwargs)
         return None
-
-    def _written_to_file(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Defers ``write`` and ``flush`` of an open text file from outside; what else the step does with it is a
-        break."""
-        file = fn.__self__ if type(fn) is types.BuiltinMethodType else None
-        method = descriptor_of(fn) if safe_isinstance(file, (io.TextIOWrapper, io.StringIO)) else None
-        if method not in (*_WRITES, *_FLUSHES) or kwargs or len(args) != (method in _WRITES):
-            return ABSENT
-        record = self.heap.record_of(file)
-        if record is None or not _takes_text(file) or not all(map(self._is_text, args)):
-            return ABSENT
-        self.heap.guard("is", self.heap.sources.slot(record.source, "closed"), False)
-        self.world.defer(method, (file, *args), {})
-        if method in _FLUSHES:
-            return None
-        return len(args[0]) if type(args[0]) is str else deferred_string(self.world, len, args)
-
-    def _is_text(self, value: Any) -> bool:
-        if type(value) is str:
-            return value.isascii() or not any(
-                "\ud800" <= letter <= "\udfff" for letter in value
-            )  # no encoding has those
-        return bool(self.interp.type_of(value) is str)
 
     def _of_deferred_array(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.world.deferred_arrays.refuse_to_library(fn, args, kwargs)
@@ -415,10 +389,3 @@ class Interception:
         self.interp.call(write, ("\n" if end is None else end,), {})
         if flush:
             self.interp.call(self.interp.getattr(file, "flush"), (), {})
-
-
-def _takes_text(file: Any) -> bool:
-    """Returns True for an open file that takes any text; the program's own code below it may read what a step
-    changes."""
-    encodes = file.encoding is None or file.encoding.lower() in _ENCODE_ALL
-    return not file.closed and file.writable() and encodes and own_stream(file) is None

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.guards.source import Pick, Source
 from sidefx_train.compile.capture.shadows import transient_objects
+from sidefx_train.compile.capture.shadows.containers.instance_dicts import InstanceDictRecord
 from sidefx_train.compile.capture.shadows.containers.traversal import DICT_VIEWS
+from sidefx_train.compile.capture.shadows.factories import instance_shadow
 from sidefx_train.compile.capture.shadows.records import Record
 from sidefx_train.compile.common.type_checks import safe_isinstance
 
@@ -53,6 +55,8 @@ def view_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
     if mapping is None:
         what = f"{source.label} is a view of a mapping that is not a dict, or of a class namespace"
         heap.refuse("SFX104", what)
+    if type(heap.by_real.get(id(mapping))) is InstanceDictRecord:  # it may hold the view, which it would read
+        return instance_shadow(heap, real, source)
     if source.from_arguments or transient_objects.is_transient(heap, real, source):
         heap.guard("type", source, cls)
         base, held = source, heap.sources.picked(source, _Viewed(cls))
@@ -60,7 +64,10 @@ def view_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
         heap.guard("is", source, real)
         base = heap.sources.const(real, source.label)
         held = heap.sources.const(mapping, f"the dict of {base.label}")
-    shown = heap.shadow(mapping, held)
-    heap.by_real[id(mapping)].fill()
     make: Any = DICT_VIEWS.get(cls, types.MappingProxyType)
-    return heap.register(Record(heap, real, make(shown), base, base))
+    shown = heap.shadow(mapping, held)
+    if id(real) in heap.by_real:  # the dict holds the view
+        return heap.by_real[id(real)].shadow
+    shadow = heap.register(Record(heap, real, make(shown), base, base))
+    heap.by_real[id(mapping)].fill()
+    return shadow

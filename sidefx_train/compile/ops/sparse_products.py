@@ -44,6 +44,23 @@ define_operator(
 )
 
 
+def _to_dense(*matrix: Any) -> torch.Tensor:
+    with compat.recording_autograd(), torch.no_grad():
+        return _matrix(*matrix).to_dense()
+
+
+def _to_dense_fake(*matrix: Any) -> torch.Tensor:
+    parts, _, _, size, transposes = matrix
+    return parts[-1].new_empty(size[:: -1 if transposes % 2 else 1])
+
+
+define_operator(
+    "sparse_to_dense(Tensor[] parts, str layout, bool coalesced, SymInt[] size, int transposes) -> Tensor",
+    _to_dense,
+    _to_dense_fake,
+)
+
+
 class SparseProduct(torch.autograd.Function):
     """``matrix @ dense``: ``apply(layout, coalesced, size, transposes, dense, *parts)``.
 

@@ -1,4 +1,4 @@
-"""Products with sparse matrices from outside are captured; what else a step does with such a matrix runs natively."""
+"""Products with sparse matrices, from outside or made in the step, are captured; most of the rest runs natively."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import sidefx_train
 from tests.support.parity import Program, parity
 
 LAYOUTS = ["coalesced", "uncoalesced", "csr"]
@@ -54,6 +55,7 @@ PRODUCTS = {
     "transposed": lambda a, h, log: a.t() @ (a @ h),
     "twice transposed": lambda a, h, log: a.t().t() @ h,
     "columns first": lambda a, h, log: a @ h.t().contiguous().t(),
+    "to_dense": lambda a, h, log: a.to_dense() @ h + a.t().to_dense() @ h,
     "no grad": lambda a, h, log: h * torch.sigmoid((a @ h).detach()),
 }
 
@@ -95,8 +97,24 @@ def facts(matrix: Any, hidden: torch.Tensor, log: list[Any]) -> torch.Tensor:
     return matrix @ hidden / matrix.shape[0]
 
 
+def without_some_edges(matrix: Any, hidden: torch.Tensor, log: list[Any]) -> torch.Tensor:
+    """Drops edges at random, as LightGCN does."""
+    if matrix.layout is torch.sparse_csr:
+        rows = torch.arange(20).repeat_interleave(matrix.crow_indices().diff(), output_size=matrix._nnz())
+        indices, values = torch.stack([rows, matrix.col_indices()]), matrix.values()
+    elif matrix.is_coalesced():
+        indices, values = matrix.indices(), matrix.values()
+    else:
+        indices, values = matrix._indices(), matrix._values()
+    kept = values * (torch.rand(matrix._nnz()) > 0.3)
+    log.append((matrix.size(0), matrix.size()))
+    return torch.sparse_coo_tensor(indices, kept / 0.7, matrix.size()) @ hidden
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("use", [penalty, facts], ids=["second derivative", "facts"])
+@pytest.mark.parametrize(
+    "use", [penalty, facts, without_some_edges], ids=["second derivative", "facts", "dropped edges"]
+)
 def test_more_in_one_graph(use: Any, layout: str) -> None:
     parity(trained(use, layout), steps=4)
 
@@ -111,14 +129,14 @@ def caught(matrix: Any, hidden: torch.Tensor, log: list[Any]) -> torch.Tensor:
 
 
 NATIVE = {
-    "to_dense": lambda a, h, log: a.to_dense() @ h,
+    "coalesce": lambda a, h, log: a.coalesce() @ h if a.layout is torch.sparse_coo else (a + a) @ h,
     "addmm": lambda a, h, log: torch.addmm(h, a, h),
     "scaled": lambda a, h, log: (a * 2) @ h,
     "dense first": lambda a, h, log: h.t() @ a,
     "two matrices": lambda a, h, log: torch.sparse.mm(a, a) @ h,
     "text": lambda a, h, log: log.append(str(a)) or a @ h,
     "errors": caught,
-    "values": lambda a, h, log: h * a._values().sum() if a.layout is torch.sparse_coo else h * a.values().sum(),
+    "reads of the transposed": lambda a, h, log: h * len(a.t().coalesce()._values()) if a.is_sparse else (a + a) @ h,
 }
 
 
@@ -127,6 +145,52 @@ NATIVE = {
 def test_other_uses_run_natively(use: str, layout: str) -> None:
     report = parity(trained(NATIVE[use], layout), steps=4, captures=None, whole=False)
     assert {each.code for each in report.breaks} == {"SFX109"} and not report.fallbacks
+
+
+def test_a_buffer_of_a_module() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.register_buffer("graph", graph("coalesced"))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden = first = self.linear(x)
+            for _ in range(3):
+                hidden = 0.9 * torch.sparse.mm(self.graph, hidden) + 0.1 * first
+            return hidden
+
+    def make() -> Program:
+        torch.manual_seed(0)
+        net = Net()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            loss = net(x).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return Program(step, lambda call: (torch.randn(20, 4),), (net.linear, optimizer))
+
+    parity(make, steps=4)
+
+
+def test_values_written_through_the_matrix() -> None:
+    def make() -> Program:
+        matrix, values = graph("coalesced"), None
+        values = matrix._values()
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            before = matrix @ x
+            matrix.values().mul_(0.9)
+            matrix._values()[0] = 3.0
+            return before + matrix @ x
+
+        return Program(step, lambda call: (torch.randn(20, 4),), (values,))
+
+    parity(make, steps=4, captures=None, whole=False)
 
 
 def test_matrices_of_other_sizes_are_one_graph() -> None:
@@ -213,3 +277,98 @@ def test_values_that_the_step_writes(when: str) -> None:
         return Program(step, lambda call: (torch.randn(20, 4),), (net, optimizer, values))
 
     parity(make, steps=5, captures=None, whole=False)
+
+
+def confusion(indices: Any, values: Any, x: Any, log: list[Any]) -> torch.Tensor:
+    counts = torch.sparse_coo_tensor(indices, torch.ones_like(indices[0]), (20, 20)).to_dense()
+    log.append((counts.sum().item(), counts.dtype))
+    return counts.to(x.dtype) @ x
+
+
+MADE = {
+    "product": lambda i, v, x, log: torch.sparse_coo_tensor(i, v, (20, 20)) @ x,
+    "size by name": lambda i, v, x, log: torch.sparse.mm(torch.sparse_coo_tensor(i, v, size=(20, 20)), x),
+    "transposed": lambda i, v, x, log: torch.sparse_coo_tensor(i, v, (20, x.shape[0])).t() @ x,
+    "dense": lambda i, v, x, log: torch.sparse_coo_tensor(i, v, torch.Size([20, 20])).t().to_dense() @ x,
+    "confusion matrix": confusion,
+}
+
+
+@pytest.mark.parametrize("how", MADE)
+def test_matrices_made_in_the_step(how: str) -> None:
+    def make() -> Program:
+        torch.manual_seed(0)
+        net, log = nn.Linear(4, 4), []
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+        def step(indices: torch.Tensor, values: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+            loss = MADE[how](indices, values, net(x), log).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        def batch(call: int) -> tuple[torch.Tensor, ...]:
+            return torch.randint(0, 20, (2, 60 + call)), torch.rand(60 + call), torch.randn(20, 4)
+
+        return Program(step, batch, (net, optimizer, log))
+
+    parity(make, steps=6, captures=3)
+
+
+@pytest.mark.parametrize("how", ["returned", "kept over a break", "wrong", "of another class"])
+def test_what_becomes_of_a_matrix_made_in_the_step(how: str) -> None:
+    def make() -> Program:
+        torch.manual_seed(0)
+        net, log = nn.Linear(4, 4), []
+
+        def step(indices: torch.Tensor, values: torch.Tensor, x: torch.Tensor) -> Any:
+            made = torch.sparse_coo_tensor(indices, values, (20, 20) if how != "wrong" else (20, -1 + len(log)))
+            hidden = made @ net(x)
+            if how == "kept over a break":
+                log.append(str(hidden.sum() > 0) * 2 if hidden.sum() > 0 else "no")
+                return (made.t() @ hidden).detach()
+            if how == "of another class":
+                return [(made * 2).to_dense(), made.coalesce().to_dense(), hidden.detach()]
+            outside = made.t() if how == "returned" else made
+            values.mul_(2)
+            return [outside._indices(), outside._values(), outside.shape, outside.is_coalesced(), hidden.detach()]
+
+        def batch(call: int) -> tuple[torch.Tensor, ...]:
+            return torch.randint(0, 20, (2, 60)), torch.rand(60), torch.randn(20, 4)
+
+        return Program(step, batch, (net, log))
+
+    parity(make, steps=4, captures=None, whole=False)
+
+
+def test_a_returned_matrix() -> None:
+    """The matrix is over the memory of the program's values, as in eager."""
+
+    def step(indices: torch.Tensor, values: torch.Tensor, x: torch.Tensor) -> Any:
+        made = torch.sparse_coo_tensor(indices, values, (20, 20))
+        return made, made.t(), made @ x
+
+    captured = sidefx_train.compile(step, backend="eager", fullgraph=True)
+    for _ in range(3):
+        indices, values, x = torch.randint(0, 20, (2, 60)), torch.rand(60), torch.randn(20, 4)
+        made, turned, product = captured(indices, values, x)
+        assert torch.equal(product, made @ x) and torch.equal(turned.to_dense(), made.to_dense().t())
+        assert made._values().data_ptr() == values.data_ptr() and not made.is_coalesced()
+        assert made.layout is torch.sparse_coo and made.shape == (20, 20) and not made.requires_grad
+
+
+def test_checked_matrices_are_torchs() -> None:
+    """With torch's check of indices, a wrong one raises where it is made."""
+
+    def step(indices: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        try:
+            return torch.sparse_coo_tensor(indices, torch.ones(3), (4, 4)) @ x
+        except RuntimeError as error:
+            return x + len(str(error))
+
+    captured = sidefx_train.compile(step, backend="eager")
+    indices, x = torch.tensor([[0, 1, 9], [0, 1, 2]]), torch.ones(4, 2)
+    with torch.sparse.check_sparse_tensor_invariants():
+        assert torch.equal(captured(indices, x), step(indices, x))
+        assert torch.equal(captured(indices, x), step(indices, x))

@@ -1,4 +1,4 @@
-"""Products with sparse matrices from outside."""
+"""Products with sparse matrices, from outside or made in the step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.capture.shadows.objects.sparse_matrices import SparseMatrix
+from sidefx_train.compile.capture.shadows.objects.sparse_matrices import READS, SparseMatrix
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.ops.sparse_products import SparseProduct
@@ -25,8 +25,8 @@ def product(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     matrix = args[0]
     if len(args) != 2 or kwargs or not _fits(matrix, args[1]):
         matrix.refuse(world.heap)
-    given = (matrix.layout, matrix.coalesced, list(matrix.size), matrix.transposes, args[1], *matrix.parts)
-    return world.guarded(SparseProduct.apply, given, {})
+    parts, *facts = matrix.given()
+    return world.guarded(SparseProduct.apply, (*facts, args[1], *parts), {})
 
 
 @registry.intercept(torch.t, torch.Tensor.t)
@@ -34,10 +34,54 @@ def _transpose(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any])
     return args[0].transposed() if len(args) == 1 and type(args[0]) is SparseMatrix else ABSENT
 
 
+@registry.intercept(torch.Tensor.to_dense)
+def _to_dense(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if len(args) != 1 or kwargs or type(args[0]) is not SparseMatrix:
+        return ABSENT
+    return world.guarded(torch.ops.sidefx.sparse_to_dense.default, args[0].given(), {})
+
+
+@registry.intercept(torch.sparse_coo_tensor)
+def _make(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Makes a matrix of fake indices and values; leaves what else the function takes to torch."""
+    if len(args) == 2 and [*kwargs] == ["size"]:
+        args, kwargs = (*args, kwargs["size"]), {}
+    if len(args) != 3 or kwargs or torch.sparse.check_sparse_tensor_invariants.is_enabled():
+        return ABSENT
+    indices, values, size = args
+    dense = all(type(each) is compat.FakeTensor and each.layout is torch.strided for each in args[:2])
+    if not dense or type(size) not in (tuple, list, torch.Size) or len(size) != 2 or not indices.is_cpu:
+        return ABSENT
+    numbers = all(type(each) in (int, torch.SymInt) and each >= 0 for each in size)
+    shaped = indices.dim() == 2 and values.dim() == 1 and indices.shape[0] == 2 and indices.shape[1] == values.shape[0]
+    if not numbers or not shaped or indices.dtype is not torch.int64 or values.requires_grad or not values.is_cpu:
+        return ABSENT
+    return SparseMatrix("coo", tuple(size), (indices, values), coalesced=False)
+
+
+def _answers(name: str) -> None:
+    """Has a method that reads what a matrix consists of answered, unless it was transposed or would raise."""
+
+    def answer(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not args or type(args[0]) is not SparseMatrix:
+            return ABSENT
+        found = args[0].reads(name, args[1:]) if not kwargs else ABSENT
+        if found is ABSENT:
+            args[0].refuse(world.heap)
+        return world.guarded(torch.Tensor.detach, (found,), {}) if type(found) is compat.FakeTensor else found
+
+    registry.intercept(getattr(torch.Tensor, name))(answer)
+
+
+for _name in READS:
+    _answers(_name)
+
+
 def _fits(matrix: SparseMatrix, dense: Any) -> bool:
     """Returns False for what torch refuses, or casts, and for another sparse matrix."""
     if type(dense) is not compat.FakeTensor or dense.layout is not torch.strided or dense.dim() not in (1, 2):
         return False
-    alike = dense.dtype is matrix.real.dtype and dense.device == matrix.real.device
+    values = matrix.parts[-1]
+    alike = dense.dtype is values.dtype in (torch.float32, torch.float64) and dense.device == values.device
     plain = not dense.is_conj() and not dense.is_neg() and not torch.is_autocast_enabled(dense.device.type)
     return alike and plain and bool(dense.shape[0] == matrix.columns)

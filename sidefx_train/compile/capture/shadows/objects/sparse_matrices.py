@@ -1,4 +1,4 @@
-"""Stand-ins for outside sparse matrices: products with dense tensors are captured, everything else runs natively.
+"""Stand-ins for sparse matrices: products with dense tensors are captured, almost everything else runs natively.
 
 The tensors of which the matrix consists are inputs of the graph.
 """
@@ -21,34 +21,37 @@ if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
 
 _PARTS = {"coo": ("_indices", "_values"), "csr": ("crow_indices", "col_indices", "values")}
-_FACTS = ("dtype", "device", "layout", "is_sparse", "is_sparse_csr", "requires_grad", "is_cuda", "ndim")
+READS = (
+    "size", "_nnz", "is_coalesced", "_indices", "_values", "indices", "values", "crow_indices", "col_indices",
+)  # fmt: skip
+"""Methods that are answered from the parts."""
+_FACTS = ("dtype", "device", "is_cuda")
 
 
 class SparseMatrix(OutsideStandIn):
-    """A sparse matrix from outside, or one that was transposed in the step.
+    """A sparse matrix from outside, or one that the step made of dense tensors or transposed.
 
     Args:
-        real: the matrix from outside.
         layout: a name in :data:`LAYOUTS`.
         size: numbers of rows and columns, symbolic if they change.
-        parts: shadows of what it consists of.
+        parts: shadows of what it consists of, the values last.
         coalesced: its indices are sorted, and none is there twice.
         of: the matrix of which it is the transposed one.
     """
 
-    __slots__ = ("coalesced", "layout", "parts", "real", "size", "transposes")
+    __slots__ = ("coalesced", "layout", "parts", "size", "transposes")
 
     def __init__(
         self,
-        real: torch.Tensor,
         layout: str,
         size: tuple[Any, ...],
         parts: tuple[Any, ...],
         coalesced: bool,
         of: SparseMatrix | None = None,
     ) -> None:
-        super().__init__(torch.t, (of,))
-        self.real, self.layout, self.size, self.parts, self.coalesced = real, layout, size, parts, coalesced
+        made = (torch.sparse_coo_tensor, (*parts, size)) if of is None else (torch.t, (of,))
+        super().__init__(*made)
+        self.layout, self.size, self.parts, self.coalesced = layout, size, parts, coalesced
         self.transposes: int = 0 if of is None else of.transposes + 1
 
     @property
@@ -58,20 +61,46 @@ class SparseMatrix(OutsideStandIn):
 
     def transposed(self) -> SparseMatrix:
         """Returns the transposed matrix."""
-        return SparseMatrix(self.real, self.layout, self.size, self.parts, self.coalesced, self)
+        return SparseMatrix(self.layout, self.size, self.parts, self.coalesced, self)
+
+    def given(self) -> tuple[Any, ...]:
+        """Returns what the operators of ``ops/sparse_products.py`` take for the matrix."""
+        return list(self.parts), self.layout, self.coalesced, list(self.size), self.transposes
 
     def attribute(self, name: str) -> Any:
         """Returns an attribute whose value is known or guarded, or a method in C; :data:`ABSENT` for others."""
-        if name == "shape" and not self.transposes:
-            return torch.Size(self.size)
-        if name in _FACTS and not self.transposes:
-            return getattr(self.real, name)
+        known = {"requires_grad": False, "grad_fn": None, "is_leaf": True, "ndim": 2}
+        if not self.transposes:
+            known["shape"] = torch.Size(self.size)
+            known["layout"] = LAYOUTS[self.layout]
+            known.update(is_sparse=self.layout == "coo", is_sparse_csr=self.layout == "csr")
+        if name in known:
+            return known[name]
+        if name in _FACTS:
+            return getattr(self.parts[-1], name)
         found = getattr(torch.Tensor, name, None)
         return types.MethodType(found, self) if type(found) is types.MethodDescriptorType else ABSENT
 
+    def reads(self, name: str, given: tuple[Any, ...]) -> Any:
+        """Returns what a method in :data:`READS` returns; :data:`ABSENT` if that is not known, or if it raises."""
+        if name == "size" and given in ((), (0,), (1,), (-1,), (-2,)):
+            size = self.size[:: -1 if self.transposes % 2 else 1]
+            return size[given[0]] if given else torch.Size(size)
+        if given or self.transposes:
+            return ABSENT
+        if name == "_nnz":
+            return self.parts[-1].shape[0]
+        if name == "is_coalesced" and self.layout == "coo":
+            return self.coalesced
+        if name in _PARTS[self.layout]:
+            return self.parts[_PARTS[self.layout].index(name)]
+        if self.layout == "coo" and self.coalesced and f"_{name}" in _PARTS["coo"]:
+            return self.parts[_PARTS["coo"].index(f"_{name}")]
+        return ABSENT
+
     def refuse(self, heap: ShadowTableAPI) -> NoReturn:
         """Stops the capture at what does more than multiply."""
-        heap.refuse("SFX109", f"computes with a tensor of layout {self.real.layout}")
+        heap.refuse("SFX109", f"computes with a tensor of layout {LAYOUTS[self.layout]}")
 
 
 def sparse_matrix(heap: ShadowTableAPI, real: torch.Tensor, source: Source) -> Any:
@@ -94,5 +123,5 @@ def sparse_matrix(heap: ShadowTableAPI, real: torch.Tensor, source: Source) -> A
         heap.guard("is", heap.sources.call(heap.sources.slot(source, "is_coalesced")), coalesced)
     paths = {name: heap.sources.call(heap.sources.slot(source, name)) for name in held}
     parts = tuple(heap.shadow(part, heap.sources.slot(paths[name], "data")) for name, part in held.items())
-    made = SparseMatrix(real, layout, size, parts, coalesced)
+    made = SparseMatrix(layout, size, parts, coalesced)
     return heap.register(Record(heap, real, made, source))

@@ -122,11 +122,20 @@ def _accumulates(real: torch.Tensor) -> bool:
 
 def _is_held(heap: ShadowTableAPI, real: torch.Tensor, source: Source) -> bool:
     """Returns True for a parameter, buffer or optimizer state: the entry holds it and guards its identity."""
-    if source.label in heap.specialization.refetched or source.from_arguments:
+    if source.label in heap.specialization.refetched or source.from_arguments or _is_made(source):
         return False
     if safe_isinstance(real, torch.nn.Parameter):
         return True
     return not _is_of_gradient(source, heap.static_roots) and heap.below(source, heap.static_roots)
+
+
+def _is_made(source: Source | None) -> bool:
+    """Returns True for what a method makes at every call, as those of a sparse matrix do."""
+    while source is not None and not (
+        source.kind == "call" and source.parent is not None and source.parent.kind == "slot"
+    ):
+        source = source.parent
+    return source is not None
 
 
 def _is_of_gradient(source: Source, roots: set[int]) -> bool:

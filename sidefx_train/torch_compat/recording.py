@@ -363,17 +363,17 @@ def _with_exact_code(graph: fx.Graph) -> fx.Graph:
 class Watch(TorchDispatchMode):
     """Notices operations that are not in :data:`READS`, between :meth:`begin` and :meth:`end`.
 
-    Attributes:
-        computes: there was one.
+    Args:
+        on_computing: called by :meth:`end` if there was one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_computing: Callable[[], None]) -> None:
         super().__init__()
-        self.computes = False
+        self._on_computing, self._computes = on_computing, False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in READS:
-            self.computes = True
+            self._computes = True
         return func(*args, **(kwargs or {}))
 
     def begin(self) -> None:
@@ -386,15 +386,15 @@ class Watch(TorchDispatchMode):
             above.append(mode)
         for mode in reversed(above):
             torch._C._push_on_torch_dispatch_stack(mode)
+        if self._computes:
+            self._on_computing()
 
 
 def watched(fn: Callable[[], Any], on_computing: Callable[[], None]) -> Any:
     """Returns ``fn()``; calls ``on_computing`` after it if it ran an operation that is not in :data:`READS`."""
-    watch = Watch()
+    watch = Watch(on_computing)
     watch.begin()
     try:
         return fn()
     finally:
         watch.end()
-        if watch.computes:
-            on_computing()

@@ -432,7 +432,7 @@ def _statement_at(body: Any, at: int, patch: pytest.MonkeyPatch) -> StopPoint | 
         try:
             interp.run(body)
         except Unsupported as reached:
-            data = AnyCall(object, AnyName(), (), AnyName())
+            data = AnyCall(object, AnyName(), (), AnyName(), lambda value: True)
             points = stop_points(reached, "SFX103", "test", None, data)
             return next((point for point in points if point.statement), None)
         except Exception:  # the body caught nothing of it

@@ -29,6 +29,7 @@ from sidefx_train.compile.capture.resume.suspension import StopPoint, Suspension
 from sidefx_train.compile.capture.shadows.containers.iterators import given_state
 from sidefx_train.compile.capture.shadows.objects.leaf_hooks import guard_accumulation_hooks
 from sidefx_train.compile.capture.shadows.objects.wrapper_tensors import WrapperRecord
+from sidefx_train.compile.capture.shadows.passed_values import holds_passed_items
 from sidefx_train.compile.capture.shadows.records import LeafRecord, TensorRecord
 from sidefx_train.compile.capture.side_effects.collect import bases_wanted, collect
 from sidefx_train.compile.capture.side_effects.effect import SideEffects
@@ -56,7 +57,9 @@ from sidefx_train.compile.pipeline.step_invariants import counters, first_self_i
 from sidefx_train.compile.residual.generate import Residual, plan
 from sidefx_train.errors import BackendError, Unsupported
 
-_DATA_CALLS = DataCalls(torch.Tensor, trace_rules.DATA_METHODS, trace_rules.GATHERS, trace_rules.GATHER_METHODS)
+_DATA_CALLS = DataCalls(
+    torch.Tensor, trace_rules.DATA_METHODS, trace_rules.GATHERS, trace_rules.GATHER_METHODS, holds_passed_items
+)
 _MAX_RESTARTS = 5
 _MAX_POINTS = 6
 """Limit of instructions before which suspending a stopped capture is tried."""

@@ -188,8 +188,8 @@ def bind(captured: Captured, executable: Executable, checks: dict[str, Any], con
     if state.under_function_modes:
         bindings |= {name: compat.with_functions(bindings[name], state) for name in ("failed", "check_state")}
     if captured.suspension is not None:
-        computes = context.rest_computes if context.is_part else None
-        bindings["proceed"] = Frames(captured.suspension, context.parts, computes).suspended
+        make_watch = partial(compat.Watch, context.rest_computes) if context.is_part else None
+        bindings["proceed"] = Frames(captured.suspension, context.parts, make_watch).suspended
     if executable.hand_out is not None:
         executable.hand_out(_only_gradients(captured))
     late = _late_guards(captured, executable)

@@ -241,6 +241,24 @@ def test_an_attribute_that_is_gone_is_no_item() -> None:
     parity(trained(loss, samples), steps=20, captures=None, whole=False)
 
 
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_what_gathers_parameters_belongs_to_the_graph(where: str) -> None:
+    """Statements next to the one that runs natively do so only if they gather the batch."""
+
+    def loss(net: Any, batch: Any, log: list[Any]) -> torch.Tensor:
+        weights = [*net.parameters()]
+        hidden = net(states(batch))
+        if where == "before":
+            flat = torch.stack([each.view(-1)[0] for each in weights])
+        known = torch.cat([each.following for each in batch if each.following is not None])
+        if where == "after":
+            flat = torch.stack([hidden, hidden * 2])
+        return flat.square().mean() + hidden.mean() + net(known).mean()
+
+    report = parity(trained(loss, batch_of), steps=16, captures=20, whole=False)
+    assert report.replays == 16 and not any(part.fallbacks for part in report.parts)
+
+
 def test_few_patterns_are_captured_whole() -> None:
     """Two optional items have four patterns, each of which is one graph without a break."""
 

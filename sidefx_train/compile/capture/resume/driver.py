@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
-from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.dispatch import code_info
 from sidefx_train.compile.capture.interpreter.exceptions import of_the_program
 from sidefx_train.compile.capture.resume.branch_history import BranchHistory
@@ -74,15 +73,15 @@ class Frames:
     Args:
         suspension: the frames.
         parts: the parts of the step.
-        rest_computes: called when the frames of a part, which run natively, have computed with tensors; ``None`` if
+        make_watch: makes what notices that the frames of a part, which run natively, compute with tensors; ``None`` if
             nothing is to notice that here.
 
     Attributes:
-        rest_computes: the same.
+        make_watch: the same; ``None`` if they do not run natively.
     """
 
-    def __init__(self, suspension: Suspension, parts: Parts, rest_computes: Callable[[], None] | None = None) -> None:
-        self.rest_computes = rest_computes if suspension.point.native else None
+    def __init__(self, suspension: Suspension, parts: Parts, make_watch: Callable[[], Watch] | None = None) -> None:
+        self.make_watch = make_watch if suspension.point.native else None
         self._bridges = [
             function(made.code, space) for made, space in zip(suspension.bridges, suspension.spaces, strict=True)
         ]
@@ -134,28 +133,33 @@ class Frames:
         return self._parts.after(landing.layout, self._spaces[position])
 
 
-class Watched:
-    """What notices that a native rest of a part computes with tensors, during one call of the step."""
+class Watch(Protocol):
+    """What notices that a native rest computes with tensors, and says so at its end."""
 
-    __slots__ = ("_computes", "_watch")
+    def begin(self) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class Watched:
+    """The watch of a native rest of a part, during one call of the step."""
+
+    __slots__ = ("_watch",)
 
     def __init__(self) -> None:
-        self._watch: compat.Watch | None = None
-        self._computes: Callable[[], None] | None = None
+        self._watch: Watch | None = None
 
-    def begin(self, computes: Callable[[], None] | None) -> None:
-        """Watches a native rest that begins; ``computes`` is called at its end if it has computed."""
-        if computes is not None:
-            self._watch, self._computes = compat.Watch(), computes
+    def begin(self, make_watch: Callable[[], Watch] | None) -> None:
+        """Watches a native rest that begins."""
+        if make_watch is not None:
+            self._watch = make_watch()
             self._watch.begin()
 
     def end(self) -> None:
         """Ends the watch, if there is one: the rest has returned, or an exception has left it."""
-        watch, computes, self._watch, self._computes = self._watch, self._computes, None, None
-        if watch is not None and computes is not None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
             watch.end()
-            if watch.computes:
-                computes()
 
 
 class Crossing:
@@ -186,7 +190,7 @@ class Crossing:
         if self._began:
             out, self.out = self.out, None
             finished = type(out) is not tuple or len(out) != 3 or type(out[0]) is not Landing
-            if self._frames.rest_computes is None or (finished and self._position == 0):
+            if self._frames.make_watch is None or (finished and self._position == 0):
                 self._watched.end()
             if finished:
                 self.out = out  # a handler of the function itself has finished it
@@ -209,7 +213,7 @@ class Crossing:
                 self.out = out
                 return None
             self._frames, self._states, self._position = out.frames, out.states, 0
-            self._watched.begin(out.frames.rest_computes)
+            self._watched.begin(out.frames.make_watch)
         self._began = True
         return self._frames.bridge(self._position, self._states, self._watched)
 

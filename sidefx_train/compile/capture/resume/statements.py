@@ -9,7 +9,7 @@ arrays of one object (``self.rewards[i] = reward``).
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from sidefx_train.compile.capture.interpreter.bytecode_versions import Instructi
 from sidefx_train.compile.capture.interpreter.dispatch import code_info
 from sidefx_train.compile.capture.resume.bridge import JUMPS
 from sidefx_train.compile.capture.resume.frame_layout import CALLS, Body
-from sidefx_train.compile.capture.resume.liveness import own_effect
+from sidefx_train.compile.capture.resume.liveness import own_effect, reads
 from sidefx_train.compile.capture.resume.with_blocks import bound_before, enclosing, following
 from sidefx_train.compile.common.type_checks import HEAP_TYPE, safe_isinstance
 from sidefx_train.errors import Unsupported
@@ -39,6 +39,7 @@ class DataCalls(NamedTuple):
         methods: names of methods, besides any function of C.
         gather: functions that make one tensor of many, and others that such a statement calls.
         gather_methods: names of methods that it calls.
+        holds_items: returns True for a value in which such items are, or no tensor.
         of_arrays: the statement reads or writes arrays of NumPy, and must do nothing but gather.
     """
 
@@ -46,6 +47,7 @@ class DataCalls(NamedTuple):
     methods: Set[str]
     gather: tuple[Any, ...]
     gather_methods: Set[str]
+    holds_items: Callable[[Any], bool]
     of_arrays: bool = False
 
     def is_of_c(self, fn: Any) -> bool:
@@ -77,7 +79,12 @@ class Statement:
 
 
 def data_statement(
-    code: types.CodeType, index: int, first: int, space: Mapping[str, Any], calls: DataCalls
+    code: types.CodeType,
+    index: int,
+    first: int,
+    space: Mapping[str, Any],
+    calls: DataCalls,
+    is_data: Callable[[int], bool],
 ) -> Statement | None:
     """Returns the statement around an instruction, if it handles data alone, with those next to it that gather tensors;
     of arrays, with those that write into items of the same object.
@@ -88,6 +95,8 @@ def data_statement(
         first: the instruction with which the code was entered.
         space: the globals of the code.
         calls: what it may call.
+        is_data: returns True for the slot of a variable that holds items such as the one at which the capture stopped,
+            or no tensor: what gathers anything else belongs to the graph.
 
     Returns:
         The statements; ``None`` if that one calls code of the program, or if its end is not known.
@@ -119,13 +128,15 @@ def data_statement(
     if found is None:
         return None
     owners = _written(instructions, depths, found)
+    made = set(_stored(instructions, found))
 
     def belongs(statement: Statement) -> bool:
         if calls.of_arrays:
-            useful = bool(owners & _written(instructions, depths, statement))
-        else:
-            useful = any(instructions[i].name in CALLS for i in statement.body)
-        return useful and gathers(statement)
+            return bool(owners & _written(instructions, depths, statement)) and gathers(statement)
+        made.update(_stored(instructions, statement))
+        read = {slot for i in statement.body for slot in reads(instructions[i])} - made
+        useful = any(instructions[i].name in CALLS for i in statement.body)
+        return useful and gathers(statement) and all(map(is_data, read))
 
     return _with_next(code, depths, _with_previous(code, depths, found, first, belongs), belongs)
 
@@ -138,6 +149,13 @@ def _written(instructions: list[Instruction], depths: list[int], statement: Stat
             loads = next(i for i in range(index - 1, -1, -1) if depths[i] == depths[index] - 2)
             found.add((instructions[loads].name, instructions[loads].arg))
     return found
+
+
+def _stored(instructions: list[Instruction], statement: Statement) -> Iterator[int]:
+    for index in statement.body:
+        yield from own_effect(instructions[index])[0]
+        if instructions[index].name == "STORE_DEREF":
+            yield instructions[index].arg
 
 
 def _computes(instructions: list[Instruction], statement: Statement) -> bool:
@@ -154,7 +172,7 @@ def _with_previous(
     start = at
     while at < found.start:
         before = _from(code, depths, at)
-        if before is None:
+        if before is None or before.end <= at:
             return found
         body |= before.body
         at = before.end

@@ -136,7 +136,8 @@ def _data_statement(frame: Frame, data: DataCalls) -> tuple[Statement, int] | No
         return None
     counts = _counts(frame)
     first = min(counts, key=lambda index: counts[index], default=at)
-    found = data_statement(code, at, first, frame.globals, data)
+    bound = dict(_values(frame, code_info(code).slots))
+    found = data_statement(code, at, first, frame.globals, data, lambda slot: data.holds_items(bound[slot]))
     return None if found is None or found.start not in counts else (found, counts[found.start])
 
 

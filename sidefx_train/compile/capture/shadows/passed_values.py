@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,11 +13,38 @@ from sidefx_train.compile.capture.guards.specialization import is_among
 from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue, PassedItem, passed_on
 from sidefx_train.compile.capture.shadows.records import Record
 from sidefx_train.compile.common.draws.generator_states import is_state
+from sidefx_train.compile.common.plain_values import DEFINITIONS, base_container
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
+
+
+_PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device)
+_DEPTH = 4
+
+
+def holds_passed_items(value: Any) -> bool:
+    """Returns True for a value, or the cell of a variable, in which there are items of any class, and for plain
+    values."""
+    if type(value) is types.CellType:
+        return value != types.CellType() and holds_passed_items(value.cell_contents)
+    return type(value) in _PLAIN or _has_item(value, _DEPTH)
+
+
+def _has_item(value: Any, depth: int) -> bool:
+    cls = type(value)
+    if cls is PassedItem or not depth:
+        return cls is PassedItem
+    if issubclass(cls, (torch.Tensor, torch.nn.Module, *DEFINITIONS)):
+        return False
+    base: Any = tuple if issubclass(cls, tuple) else base_container(cls)
+    if base is None:
+        held = object.__getattribute__(value, "__dict__") if cls.__dictoffset__ else {}
+        return any(_has_item(each, depth - 1) for each in dict.values(held))
+    items = dict.values(value) if issubclass(base, dict) else base.__iter__(value)
+    return any(_has_item(each, depth - 1) for each in items)
 
 
 class PassedValues:

@@ -106,7 +106,7 @@ def test_breaks_behind_a_break_are_among_the_breaks() -> None:
         os.getpid()
         x = x + 1
         os.getpid()
-        return x
+        return x * 2
 
     step = _compiled(step)
     with pytest.warns(SideFXWarning):

@@ -18,8 +18,9 @@ class Tagged(torch.Tensor):
 
 
 KINDS = {
-    "sparse_coo": lambda: torch.eye(3).to_sparse(),
-    "sparse_csr": lambda: torch.eye(3).to_sparse_csr(),
+    "sparse_coo": lambda: torch.eye(3).to_sparse().requires_grad_(),
+    "sparse_csr": lambda: torch.eye(3, dtype=torch.int64).to_sparse_csr(),
+    "sparse_csc": lambda: torch.eye(3).to_sparse_csc(),
     "qint8": lambda: torch.quantize_per_tensor(torch.eye(3), 0.1, 0, torch.qint8),
     "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
     "Tagged": lambda: torch.eye(3).as_subclass(Tagged).requires_grad_(),
@@ -27,6 +28,7 @@ KINDS = {
 NAMED = {
     "sparse_coo": "sparse_coo",
     "sparse_csr": "sparse_csr",
+    "sparse_csc": "sparse_csc",
     "qint8": "quantized",
     "nested": "nested",
     "Tagged": "Tagged",

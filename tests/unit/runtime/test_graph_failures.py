@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from sidefx_train.compile.capture.resume.branch_history import BranchHistory
+from sidefx_train.compile.capture.resume.driver import Parts
 from sidefx_train.compile.runtime.fallback import Fallback
 from sidefx_train.compile.runtime.graph_failures import GraphFailures, UsualBranches
 from sidefx_train.compile.runtime.guard_failures import SpecializationState
@@ -22,13 +23,17 @@ def entry(assumptions=(), commits=(), fresh=False):
     return SimpleNamespace(captured=SimpleNamespace(assumptions=assumptions, commits=commits), fresh=fresh)
 
 
+def no_part(fn, name):
+    raise AssertionError("no part is made")
+
+
 class Step:
     """The collaborators of the failures of one step."""
 
     def __init__(self, *entries, **options):
         config = CompileConfig(**options)
         self.calls, self.uncounted = 0, 0
-        self.report, self.specialization = StepReport(), SpecializationState(config, False)
+        self.report, self.specialization = StepReport(), SpecializationState(config, False, Parts(no_part))
         self.cache = SimpleNamespace(entries=list(entries), drop=lambda entry: self.cache.entries.remove(entry))
         fallback = Fallback(lambda x: x + 1, "step", config, self.report, set())
         self.history = BranchHistory()

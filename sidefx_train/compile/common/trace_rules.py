@@ -379,7 +379,7 @@ DATA_METHODS = frozenset(
 
 GATHERS: tuple[Any, ...] = (
     len, isinstance, torch.cat, torch.stack, torch.tensor, torch.as_tensor, torch.from_numpy,
-    np.array, np.asarray, np.stack, np.concatenate, np.vstack,
+    torch.nn.utils.rnn.pad_sequence, np.array, np.asarray, np.stack, np.concatenate, np.vstack,
 )  # fmt: skip
 """Functions that make one tensor or array of many: faster natively than as inputs of a graph, each of which is
 guarded."""

@@ -28,6 +28,7 @@ _JUMPS = frozenset({*JUMPS, "POP_JUMP_IF_NONE", "POP_JUMP_IF_NOT_NONE"})
 _LOADS_GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
 _LOADS_VARIABLE = frozenset({"LOAD_FAST", "LOAD_DEREF", "LOAD_SLOT", "LOAD_FAST_LOAD_FAST"})
 _LOADS_ATTRIBUTE = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
+_COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<lambda>"})
 _COMPUTES = frozenset({"BINARY_OP", "UNARY_NEGATIVE", "UNARY_INVERT"})
 
 
@@ -51,10 +52,15 @@ class DataCalls(NamedTuple):
     of_arrays: bool = False
 
     def is_of_c(self, fn: Any) -> bool:
-        """Returns True for functions and classes of C, and for those of tensors and namedtuples."""
-        if safe_isinstance(fn, type):
-            return not fn.__flags__ & HEAP_TYPE or _makes_tuples(fn) or issubclass(fn, self.tensor)
-        return safe_isinstance(fn, types.BuiltinFunctionType)
+        """Returns True for functions and classes of C, for those of tensors and namedtuples, and for what gathers."""
+        if safe_isinstance(fn, type) and issubclass(fn, self.tensor):
+            return True
+        return safe_isinstance(fn, types.BuiltinFunctionType) or self.gathers(fn)
+
+    def is_inside(self, code: types.CodeType) -> bool:
+        """Returns True for the code of a comprehension, and of a function that gathers tensors: the statement that
+        calls it is the one."""
+        return code.co_name in _COMPREHENSIONS or any(getattr(fn, "__code__", None) is code for fn in self.gather)
 
     def gathers(self, fn: Any) -> bool:
         """Returns True for what gathers tensors, or helps to."""

@@ -25,8 +25,6 @@ EXECUTE = Interpreter.execute.__code__
 _MAX_DEPTHS = 3
 """Limit of frames, from the innermost outwards, in which suspending a stopped capture is tried."""
 
-_COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<lambda>"})
-
 State = list[tuple[Any, ...]]
 """``[cells, values]`` of a frame: its code removes them from the list."""
 
@@ -104,7 +102,7 @@ def stop_points(
             if known is not None:
                 found.append(StopPoint(known[1], depth, code, reason, location, statement=known[0]))
                 break
-        frames.sort(key=lambda each: each[1].code.co_name not in _COMPREHENSIONS)  # their callers first
+        frames.sort(key=lambda each: not data.is_inside(each[1].code))  # callers first
     for depth, frame in reversed(frames):
         found.append(StopPoint(frame.began, depth, code, reason, location))
         for count in _counts_of_blocks(frame):
@@ -128,7 +126,7 @@ def _counts_of_blocks(frame: Frame) -> Iterator[int]:
 
 def _data_statement(frame: Frame, data: DataCalls) -> tuple[Statement, int] | None:
     """Returns the current statement, if it only handles data, and the number of the instruction that began it."""
-    if frame.code.co_name in _COMPREHENSIONS:
+    if data.is_inside(frame.code):
         return None
     try:
         code, at = original(frame.info.code, frame.pc - 1)

@@ -1,5 +1,5 @@
-"""Batches in which some tensors are ``None``, others at every call: what asks for them runs natively, the rest is
-captured."""
+"""Batches in which some tensors are ``None``, or that have another length at every call: the statements that read them
+run natively, the rest is captured."""
 
 from __future__ import annotations
 
@@ -257,6 +257,29 @@ def test_what_gathers_parameters_belongs_to_the_graph(where: str) -> None:
 
     report = parity(trained(loss, batch_of), steps=16, captures=20, whole=False)
     assert report.replays == 16 and not any(part.fallbacks for part in report.parts)
+
+
+READS_ALL = {
+    "cat": lambda batch, log: torch.cat(batch),
+    "items first": lambda batch, log: torch.stack([each.squeeze(0) for each in batch]),
+    "pad_sequence": lambda batch, log: nn.utils.rnn.pad_sequence(batch),
+}
+
+
+@pytest.mark.parametrize("how", READS_ALL)
+def test_lists_of_other_lengths(how: str) -> None:
+    def batch(call: int) -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(call)
+        return [torch.randn(1, 3, generator=generator) for _ in range(random.Random(call).randint(2, 40))]
+
+    def loss(net: Any, batch: Any, log: list[Any]) -> torch.Tensor:
+        gathered = READS_ALL[how](batch, log)
+        log.append(len(batch))
+        return net(gathered).square().mean()
+
+    report = parity(trained(loss, batch), steps=60, captures=30, whole=False)
+    assert report.replays == 60 and not any(part.fallbacks for part in report.parts)
+    assert all(part.replays <= 60 for part in report.parts), "no part for each item"
 
 
 def test_few_patterns_are_captured_whole() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import sys
 from typing import Any
@@ -353,6 +354,40 @@ def _without_caller(error: Any) -> Any:
     return error and (*error[:2], error[2][1:], *error[3:])
 
 
+def _continued(body: Any, at: int, point: StopPoint | None, outcome: list[str]) -> Any:
+    """Runs a body up to an instruction, and the rest of it natively.
+
+    Args:
+        body: the body.
+        at: number of the instruction.
+        point: where it stops then; by default the instruction itself.
+        outcome: gets what came of it.
+    """
+    interp = Interpreter(DirectWorld())
+    interp.stop_at = at
+    try:
+        return interp.run(body)
+    except Suspended as reached:
+        points = (point,) if point is not None else stop_points(reached, "SFX103", "test", None)
+        if not points or points[0].depth != len(reached.frames):
+            outcome.append("inside C code")
+            return None
+        try:
+            suspension, states = suspend(reached.frames, reached.handled, points[0], interp.world.watched)
+        except Unsupported as why:
+            outcome.append(f"refused: {why.reason}")
+            return None
+    outcome.append("stopped")
+    return Frames(suspension, Parts(_native)).drive(states)
+
+
+def _check_same(found: Any, wanted: Any, where: str) -> None:
+    assert found.printed == wanted.printed, f"{where}: printed {found.printed!r}, not {wanted.printed!r}"
+    assert repr(found.value) == repr(wanted.value), f"{where}: {found.value!r}"
+    raised, should_be = _without_caller(found.error), _without_caller(wanted.error)
+    assert raised == should_be, f"{where}: raised {raised}, should be {should_be}"
+
+
 MOST = 200
 """Places of a body at which the quick tests stop; those marked slow stop at all."""
 
@@ -372,35 +407,13 @@ def test_stopped_at_every_instruction(body: Any, most: int) -> None:
     why: dict[str, int] = {}
     places = range(1, counting.begun + 1, 1 + counting.begun // most)
     for at in places:
-        outcome = []
-
-        def run(at: int = at, outcome: list[str] = outcome) -> Any:
-            interp = Interpreter(DirectWorld())
-            interp.stop_at = at
-            try:
-                return interp.run(body)
-            except Suspended as reached:
-                points = stop_points(reached, "SFX103", "test", None)
-                if not points or points[0].depth != len(reached.frames):
-                    outcome.append("inside C code")
-                    return None
-                try:
-                    suspension, states = suspend(reached.frames, reached.handled, points[0], interp.world.watched)
-                except Unsupported as why:
-                    outcome.append(f"refused: {why.reason}")
-                    return None
-            outcome.append("stopped")
-            return Frames(suspension, Parts(_native)).drive(states)
-
-        found = observe(run, file)
+        outcome: list[str] = []
+        found = observe(functools.partial(_continued, body, at, None, outcome), file)
         if outcome != ["stopped"]:
             why[outcome[0] if outcome else "none"] = why.get(outcome[0] if outcome else "none", 0) + 1
             continue
         stopped += 1
-        assert found.printed == wanted.printed, f"instruction {at}: printed {found.printed!r}, not {wanted.printed!r}"
-        assert repr(found.value) == repr(wanted.value), f"instruction {at}: {found.value!r}"
-        raised, should_be = _without_caller(found.error), _without_caller(wanted.error)
-        assert raised == should_be, f"instruction {at}: raised {raised}, should be {should_be}"
+        _check_same(found, wanted, f"instruction {at}")
     print(f"{body.__name__}: {stopped} of {len(places)}; not: {why}")
     assert stopped > len(places) * 0.4, f"{stopped} of {len(places)} stopped; not: {why}"
 
@@ -456,33 +469,10 @@ def test_statements_run_natively(body: Any, most: int, monkeypatch: pytest.Monke
         if point is None:
             continue
         outcome: list[str] = []
-
-        def run(point: StopPoint = point, outcome: list[str] = outcome) -> Any:
-            interp = Interpreter(DirectWorld())
-            interp.stop_at = point.count
-            try:
-                return interp.run(body)
-            except Suspended as reached:
-                frames = reached.frames[: point.depth]
-                if len(frames) != len(reached.frames):
-                    outcome.append("inside C code")
-                    return None
-                try:
-                    suspension, states = suspend(frames, reached.handled, point, interp.world.watched)
-                except Unsupported as why:
-                    outcome.append(f"refused: {why.reason}")
-                    return None
-            outcome.append("stopped")
-            return Frames(suspension, Parts(_native)).drive(states)
-
-        found = observe(run, file)
+        found = observe(functools.partial(_continued, body, point.count, point, outcome), file)
         if outcome != ["stopped"]:
             continue
         ran += 1
-        where = f"{point.statement} at instruction {at}"
-        assert found.printed == wanted.printed, f"{where}: printed {found.printed!r}, not {wanted.printed!r}"
-        assert repr(found.value) == repr(wanted.value), f"{where}: {found.value!r}"
-        raised, should_be = _without_caller(found.error), _without_caller(wanted.error)
-        assert raised == should_be, f"{where}: raised {raised}, should be {should_be}"
+        _check_same(found, wanted, f"{point.statement} at instruction {at}")
     print(f"{body.__name__}: {ran}")
     assert ran > 2, f"{ran} statements ran natively"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import os
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -251,6 +252,19 @@ def test_what_is_held_outside_too_stops_nothing() -> None:
     assert "SFX115" not in codes, codes
 
 
+def _check_course(program: Callable[[], tuple[Any, Any]]) -> None:
+    """Compares the logs of six calls of ``step(x, log, call)``, each after ``enter(call)``."""
+    courses: list[list[Any]] = []
+    for compiled in (False, True):
+        step, enter = program()
+        step = sidefx_train.compile(step, backend="eager") if compiled else step
+        courses.append([])
+        for call in range(6):
+            enter(call)
+            step(torch.ones(2), courses[-1], call)
+    assert courses[0] == courses[1]
+
+
 @pytest.mark.parametrize("make", [weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary])
 @pytest.mark.parametrize("where", ["list", "dict", "attribute"])
 def test_what_is_taken_from_outside_is_missed(make: Any, where: str) -> None:
@@ -260,8 +274,8 @@ def test_what_is_taken_from_outside_is_missed(make: Any, where: str) -> None:
         watching, kept, owner = make(), [], Thing()
         held: dict[str, Any] = {}
 
-        def enter(key: str) -> None:
-            made = Thing()
+        def enter(call: int) -> None:
+            made, key = Thing(), f"key {call}"
             watching.add(made) if make is weakref.WeakSet else watching.__setitem__(
                 *((made, key) if make is weakref.WeakKeyDictionary else (key, made))
             )
@@ -272,7 +286,7 @@ def test_what_is_taken_from_outside_is_missed(make: Any, where: str) -> None:
             if where == "attribute":
                 held.clear()
 
-        def step(x, log):
+        def step(x, log, call):
             log.append(len(watching))
             if where == "list" and len(kept) > 1:
                 kept.pop(0)
@@ -285,17 +299,7 @@ def test_what_is_taken_from_outside_is_missed(make: Any, where: str) -> None:
 
         return step, enter
 
-    courses = []
-    for compiled in (False, True):
-        step, enter = program()
-        step = sidefx_train.compile(step, backend="eager") if compiled else step
-        courses.append([])
-        for call in range(5):
-            enter(f"key {call}")
-            log: list[Any] = []
-            step(torch.ones(2), log)
-            courses[-1].append(log)
-    assert courses[0] == courses[1]
+    _check_course(program)
 
 
 @pytest.mark.parametrize("kind", [started, lambda log, name: Finalized(log)], ids=["generator", "object"])
@@ -412,15 +416,7 @@ def test_a_callback_shows_that_an_outside_object_is_gone(how: str, where: str) -
 
         return step, enter
 
-    courses = []
-    for compiled in (False, True):
-        step, enter = program()
-        step = sidefx_train.compile(step, backend="eager") if compiled else step
-        courses.append([])
-        for call in range(6):
-            enter(call)
-            step(torch.ones(2), courses[-1], call)
-    assert courses[0] == courses[1]
+    _check_course(program)
 
 
 @pytest.mark.parametrize("kind", [Thing, lambda: torch.ones(1)], ids=["object", "tensor"])

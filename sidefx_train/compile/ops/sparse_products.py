@@ -1,6 +1,7 @@
 """Products of a sparse matrix with a dense tensor as an operator of dense tensors: torch's own kernels compute them.
 
-A graph has no sparse tensors. The operator gets what the matrix consists of, and makes it anew, without a copy.
+A graph has no sparse tensors. The operator gets what the matrix consists of, and makes a matrix
+of it at every call, without a copy.
 """
 
 from __future__ import annotations

@@ -352,8 +352,8 @@ def test_a_returned_matrix() -> None:
     captured = sidefx_train.compile(step, backend="eager", fullgraph=True)
     for _ in range(3):
         indices, values, x = torch.randint(0, 20, (2, 60)), torch.rand(60), torch.randn(20, 4)
-        made, turned, product = captured(indices, values, x)
-        assert torch.equal(product, made @ x) and torch.equal(turned.to_dense(), made.to_dense().t())
+        made, transposed, product = captured(indices, values, x)
+        assert torch.equal(product, made @ x) and torch.equal(transposed.to_dense(), made.to_dense().t())
         assert made._values().data_ptr() == values.data_ptr() and not made.is_coalesced()
         assert made.layout is torch.sparse_coo and made.shape == (20, 20) and not made.requires_grad
 

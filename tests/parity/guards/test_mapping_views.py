@@ -1,4 +1,4 @@
-"""Views of dicts and mapping proxies from outside: made anew at every call, they are guarded by what they show."""
+"""Views of dicts and mapping proxies from outside: transient objects, guarded by what they show."""
 
 from __future__ import annotations
 

@@ -81,7 +81,6 @@ def stop_points(
     reason: str,
     location: Location | None,
     data: DataCalls | None = None,
-    of_arrays: bool = False,
 ) -> tuple[StopPoint, ...]:
     """Returns the instructions before which the step can be suspended: of each frame, from the innermost, the one that
     it has begun, and those that began the ``with`` statements around that.

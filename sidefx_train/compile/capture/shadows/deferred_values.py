@@ -71,8 +71,8 @@ def passed_on(value: Any) -> DeferredValue:
     return DeferredValue(type(value), parts)
 
 
-class OutsideStandIn(DeferredValue):
-    """Stands for an outside object that the step passes on. What asks for more stops the capture."""
+class LimitedShadow(DeferredValue):
+    """Shadow of an outside object that the step mostly passes on. What asks for more stops the capture."""
 
     __slots__ = ()
 
@@ -81,7 +81,7 @@ class OutsideStandIn(DeferredValue):
         raise NotImplementedError
 
 
-class PassedItem(OutsideStandIn):
+class PassedItem(LimitedShadow):
     """An item that is a tensor in some calls and ``None`` in others."""
 
     __slots__ = ()

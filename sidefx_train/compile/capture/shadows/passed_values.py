@@ -62,8 +62,8 @@ class PassedValues:
         self.tuples: dict[str, int] = {}
         self._made: dict[int, DeferredValue] = {}
 
-    def stand_in(self, real: Any, source: Source) -> Any:
-        """Returns what stands for a string, bytes, date, tuple of strings, number of NumPy, state of ``random``, or
+    def shadow(self, real: Any, source: Source) -> Any:
+        """Returns the shadow of a string, bytes, date, tuple of strings, number of NumPy, state of ``random``, or
         item of any class that is passed on; :data:`ABSENT` for other values."""
         cls, spec = type(real), self.heap.specialization
         if spec.pass_through_strings and spec.passes_on(cls, source.label):

@@ -213,7 +213,7 @@ class ShadowTable(ShadowTableAPI):
         cls = type(real)
         if cls is int or cls is float:
             return self._number(real, source, name)
-        passed = self.passed.stand_in(real, source)
+        passed = self.passed.shadow(real, source)
         if passed is not ABSENT:
             return passed
         record = self.by_real.get(id(real))

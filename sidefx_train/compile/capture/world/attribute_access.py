@@ -26,7 +26,7 @@ from sidefx_train.compile.capture.shadows.deferred_values import (
     TEXT_METHODS,
     DeferredArray,
     DeferredValue,
-    OutsideStandIn,
+    LimitedShadow,
     PassedItem,
 )
 from sidefx_train.compile.capture.shadows.definition_tracking import IMMUTABLE_CLASS
@@ -417,7 +417,7 @@ class Attributes:
                 found = types.MethodType(method, obj)
             if found is not ABSENT:
                 return found
-            if issubclass(type(obj), OutsideStandIn):
+            if issubclass(type(obj), LimitedShadow):
                 obj.refuse(self.heap)
             self.heap.refuse("SFX106", f"reads .{name} of a value that is known only after the step")
         if type(obj) in compat.SYMBOLS:

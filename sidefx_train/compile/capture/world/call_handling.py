@@ -21,7 +21,7 @@ from sidefx_train.compile.capture.interpreter.builtins.introspection import keep
 from sidefx_train.compile.capture.recording import warning_watch
 from sidefx_train.compile.capture.recording.constant_folding import constant_value
 from sidefx_train.compile.capture.recording.eager_parity import batched_products
-from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue, OutsideStandIn, message_of
+from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue, LimitedShadow, message_of
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import (
     says_read_only,
     shows_copy,
@@ -267,7 +267,7 @@ class Calls:
             stores = fn is operator.setitem and type(args[0]) in CONTAINERS
             read = args[:2] if stores else args
             for value in read:
-                if issubclass(type(value), OutsideStandIn):
+                if issubclass(type(value), LimitedShadow):
                     value.refuse(self.heap)
             if any(safe_isinstance(value, DeferredValue) for value in read):
                 what = f"{trace_rules.describe(fn)} of a value that is known only after the step"
@@ -296,7 +296,7 @@ class Calls:
         Some of its composite operators do not write ``out`` if tensors are not plain.
         """
         for value in args:
-            if issubclass(type(value), OutsideStandIn):
+            if issubclass(type(value), LimitedShadow):
                 value.refuse(self.heap)
         into = kwargs.get("out")
         memory = self.heap.memory

@@ -23,7 +23,7 @@ from sidefx_train.compile.capture.shadows.deferred_values import (
     TEXT_METHODS,
     DeferredArray,
     DeferredValue,
-    OutsideStandIn,
+    LimitedShadow,
     PassedItem,
     join_text,
     percent,
@@ -86,13 +86,11 @@ class Operators:
             self.world.reads.containers(args)
         if safe_isinstance(first, NativeIterator) and name in ("iter", "next"):
             return first if name == "iter" else first.__next__()
-        asked = [value for value in args if issubclass(type(value), OutsideStandIn)]
-        if asked and name == "matmul" and type(first) is SparseMatrix:
-            return registry.INTERCEPTORS[torch.matmul](self.world, args, {})
-        if name == "is_" and args[0] is not args[1]:
-            asked = [value for value in asked if type(value) is PassedItem]
-        if asked and (name != "is_" or args[0] is not args[1]) and not (name == "setitem" and args[2:] == tuple(asked)):
-            asked[0].refuse(self.heap)
+        limited = [each for each in (args[:2] if name == "setitem" else args) if issubclass(type(each), LimitedShadow)]
+        if limited:  # any value may be stored
+            answer = self._of_limited(name, args, limited)
+            if answer is not ABSENT:
+                return answer
         if name in _TEXT:
             return self._text(name, args)
         if name == "mod" and safe_isinstance(first, str):
@@ -336,6 +334,18 @@ class Operators:
         keyed, joins = name == "contains" and type(args[0]) in HASHED, joins_items(name, args)
         for i, value in enumerate(args):
             self.world.touch(value, deep=not joins and (i > 0 or not keyed), asked=name)
+
+    def _of_limited(self, name: str, args: tuple[Any, ...], limited: list[LimitedShadow]) -> Any:
+        """Answers an operator of shadows of which little is captured: a product, or identity; refuses others."""
+        if name == "matmul" and type(args[0]) is SparseMatrix:
+            return registry.INTERCEPTORS[torch.matmul](self.world, args, {})
+        if name == "is_":
+            if args[0] is args[1]:
+                return True
+            limited = [each for each in limited if type(each) is PassedItem]  # others are known objects
+        if limited:
+            limited[0].refuse(self.heap)
+        return ABSENT
 
     def _refuse_unknown_index(self, index: Any) -> None:
         for part in index if safe_isinstance(index, tuple) else (index,):

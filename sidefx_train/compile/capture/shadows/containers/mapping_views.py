@@ -49,7 +49,7 @@ _ORDERED = frozenset(kind for kind, view in DICT_VIEWS.items() if view.__objclas
 def view_shadow(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
     """Returns a view of the shadow of a view's dict, or a proxy of it.
 
-    A program makes views anew at every call: one in the arguments is guarded by what it shows.
+    A view is a transient object: one in the arguments is guarded by what it shows.
     """
     cls, mapping = type(real), _dict_of(real)
     if mapping is None:

@@ -1,4 +1,4 @@
-"""Stand-ins for sparse matrices: products with dense tensors are captured, almost everything else runs natively.
+"""Shadows of sparse matrices: products with dense tensors are captured, almost everything else runs natively.
 
 The tensors of which the matrix consists are inputs of the graph.
 """
@@ -12,7 +12,7 @@ import torch
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.source import Source
-from sidefx_train.compile.capture.shadows.deferred_values import OutsideStandIn
+from sidefx_train.compile.capture.shadows.deferred_values import LimitedShadow
 from sidefx_train.compile.capture.shadows.records import Record
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.ops.sparse_products import LAYOUTS
@@ -28,7 +28,7 @@ READS = (
 _FACTS = ("dtype", "device", "is_cuda")
 
 
-class SparseMatrix(OutsideStandIn):
+class SparseMatrix(LimitedShadow):
     """A sparse matrix from outside, or one that the step made of dense tensors or transposed.
 
     Args:

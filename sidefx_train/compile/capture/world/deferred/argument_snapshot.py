@@ -17,7 +17,7 @@ from sidefx_train.compile.capture.shadows.deferred_values import (
     DeferredArray,
     DeferredResult,
     DeferredValue,
-    OutsideStandIn,
+    LimitedShadow,
     Shown,
     TensorSnapshot,
     percent,
@@ -59,7 +59,7 @@ class ArgumentSnapshot:
     def value(self, value: Any) -> Any:
         """Returns a snapshot of a value."""
         cls = type(value)
-        if issubclass(cls, OutsideStandIn):  # a tensor could change until then
+        if issubclass(cls, LimitedShadow):  # a tensor could change until then
             value.refuse(self.world.heap)
         if cls in PLAIN_TYPES or safe_isinstance(value, (*compat.SYMBOLS, DeferredValue)):
             return value

@@ -230,6 +230,7 @@ from sidefx_train.torch_compat.op_overloads import differentiates_flex_attention
 from sidefx_train.torch_compat.op_overloads import has_keyword_arguments as has_keyword_arguments
 from sidefx_train.torch_compat.op_overloads import holder_of as holder_of
 from sidefx_train.torch_compat.op_overloads import is_operator_of_functions as is_operator_of_functions
+from sidefx_train.torch_compat.op_overloads import is_packet as is_packet
 from sidefx_train.torch_compat.op_overloads import is_random as is_random
 from sidefx_train.torch_compat.op_overloads import is_torchs as is_torchs
 from sidefx_train.torch_compat.op_overloads import kernel_before_recording as kernel_before_recording

@@ -157,6 +157,11 @@ _OWN_OPERATORS = (
 )
 
 
+def is_packet(function: Any) -> bool:
+    """Returns True for ``torch.ops.aten.add``, which chooses an overload by its arguments."""
+    return isinstance(function, torch._ops.OpOverloadPacket)
+
+
 def is_torchs(operator: Any) -> bool:
     """Returns True for an operator of torch or of this library, False for one that another library has defined."""
     if isinstance(operator, torch._ops.OpOverloadPacket):

@@ -134,10 +134,39 @@ def _spaced(op: Any) -> Callable[..., torch.Tensor]:
     return apply
 
 
+def _logspace(start: Any, end: Any, steps: Any, base: Any = 10.0, *, dtype: Any = None, **kwargs: Any) -> torch.Tensor:
+    if not isinstance(base, TensorScalar):
+        return _spaced(aten.logspace.Tensor_Tensor)(start, end, steps, base, dtype=dtype, **kwargs)
+    exponents = _spaced(aten.linspace.Tensor_Tensor)(start, end, steps, dtype=torch.float64, **kwargs)
+    return torch.pow(base.value.to(exponents.device), exponents).to(dtype or torch.get_default_dtype())
+
+
+def _float_range(start: Any, end: Any, step: Any, length: Any, dtype: Any, device: Any) -> torch.Tensor:
+    places = torch.arange(length, dtype=torch.float64, device=device)
+    return (places * _bare(step) + _bare(start)).to(dtype)
+
+
 def _rrelu_with_noise(x: torch.Tensor, noise: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     made, drawn = _of_kernel(aten.rrelu_with_noise_functional.default, (x, noise, *args), kwargs)
     noise.copy_(drawn)
     return made
+
+
+def _updating(op: Any) -> Callable[..., Any]:
+    """Returns the rule of a batch norm that updates its statistics, by the operator that returns them last."""
+
+    def apply(*args: Any, **kwargs: Any) -> Any:
+        *made, mean, var = _of_kernel(op, args, kwargs)
+        args[3].copy_(mean)
+        args[4].copy_(var)
+        return tuple(made)
+
+    return apply
+
+
+def _unsafe_masked_index(x: torch.Tensor, mask: torch.Tensor, indices: Any, fill: Any) -> torch.Tensor:
+    made = aten._unsafe_masked_index.default(x, mask, indices, 0)
+    return torch.where(mask, made, fill.value.to(made.dtype))
 
 
 def _real(value: Any, x: torch.Tensor) -> Any:
@@ -288,8 +317,12 @@ _RULES: dict[str, Callable[..., torch.Tensor]] = {
     "new_full": _new_full,
     "normal.float_float": _normal,
     "rrelu_with_noise": _rrelu_with_noise,
+    "_native_batch_norm_legit.default": _updating(aten._native_batch_norm_legit_functional.default),
+    "_batch_norm_with_update": _updating(aten._batch_norm_with_update_functional.default),
+    "_unsafe_masked_index": _unsafe_masked_index,
     "linspace": _spaced(aten.linspace.Tensor_Tensor),
-    "logspace": _spaced(aten.logspace.Tensor_Tensor),
+    "logspace": _logspace,
+    "float_range": _float_range,
     "searchsorted.Scalar": _searchsorted,
     "bucketize.Scalar": _bucketize,
     "scalar_tensor": _scalar_tensor,
@@ -316,6 +349,8 @@ _NUMBERS: dict[str, Callable[..., torch.Tensor]] = {
     "sub": operator.sub,
     "mul": operator.mul,
     "truediv": operator.truediv,
+    "floordiv": lambda x, y: torch.div(_wide(x, y), _wide(y, x), rounding_mode="floor"),
+    "mod": lambda x, y: torch.remainder(_wide(x, y), _wide(y, x)),
     "pow": lambda x, y: torch.pow(x, y),
     "neg": operator.neg,
     "sqrt": torch.sqrt,
@@ -353,7 +388,7 @@ def has_tensor_scalar(args: Any) -> bool:
     return False
 
 
-def call_with_scalars(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result_dtype: Any) -> torch.Tensor:
+def call_with_scalars(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result_dtype: Any) -> Any:
     """Runs an aten operation with 0-dim tensors in place of some numbers.
 
     Args:

@@ -18,7 +18,7 @@ aten = torch.ops.aten
 _NAMES = (
     "_cdist_backward", "_cdist_forward", "_pdist_backward", "_pdist_forward",
     "_native_batch_norm_legit.no_stats", "_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training",
-    "native_batch_norm_backward",
+    "_batch_norm_with_update_functional", "batch_norm_backward", "native_batch_norm_backward",
     "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward", "addbmm",
     "addmm", "addmv", "addr", "baddbmm", "bernoulli.p", "cauchy", "celu", "constant_pad_nd", "copysign.Scalar", "elu",
     "elu_backward", "embedding_renorm", "exponential", "geometric", "hardshrink", "hardshrink_backward", "hardtanh",

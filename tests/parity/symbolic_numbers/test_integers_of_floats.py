@@ -53,3 +53,58 @@ def test_the_step_is_one_graph(program):
     assert report.replays == 12 and not report.fallbacks, str(report)
     assert not report.breaks, str(report)
     assert len(report.captures) <= 4
+
+
+def right(out, target):
+    return (out.argmax(1) == target).sum().item()
+
+
+OF_RESULTS = {
+    "int of a half": lambda out, n: out.flatten().topk(int(n * 0.5) + 1)[0].mean(),
+    "int of a quotient": lambda out, n: out[int(n / 3)].mean(),
+    "floor": lambda out, n: out.mean() * math.floor(n / 3),
+    "ceil as a size": lambda out, n: out.mean() + torch.ones(math.ceil(n / 3)).sum(),
+    "trunc of a negative number": lambda out, n: out.mean() * math.trunc(-n / 3),
+    "round": lambda out, n: out.mean() * round(n / 2),
+    "divmod": lambda out, n: out[divmod(n, 5)[1]].mean() * (divmod(n, 5)[0] + 1),
+    "divmod of a constant": lambda out, n: out.mean() * sum(divmod(-100, n + 1)),
+}
+
+
+@pytest.mark.parametrize("name", OF_RESULTS)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.covering(1)
+def test_integers_of_what_the_step_computes(name, backend):
+    histories = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(6, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def train(x, target, model=model, optimizer=optimizer):
+            optimizer.zero_grad()
+            out = model(x)
+            loss = OF_RESULTS[name](out, right(out, target))
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        step = sidefx_train.compile(train, backend=backend, keep_slower=True) if compiled else train
+        losses = [step(torch.randn(16, 6), torch.randint(4, (16,))) for _ in range(6)]
+        histories.append([*losses, *model.parameters()])
+    for want, have in zip(*histories, strict=True):
+        torch.testing.assert_close(
+            have, want, rtol=0 if backend == "eager" else 1e-5, atol=0 if backend == "eager" else 1e-6
+        )
+    report = step.report()
+    assert len(report.captures) == 1 and not report.breaks and not report.fallbacks, str(report)
+
+
+def test_the_integer_of_a_float_that_may_be_infinite_is_a_break():
+    def program(x):
+        return x * int(x.exp().sum().item() * 0.001)
+
+    step = sidefx_train.compile(program, backend="eager", keep_slower=True)
+    torch.testing.assert_close(step(torch.ones(3)), program(torch.ones(3)), rtol=0, atol=0)
+    with pytest.raises(OverflowError, match="cannot convert float infinity to integer"):
+        step(torch.full((3,), 100.0))

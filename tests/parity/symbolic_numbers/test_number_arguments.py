@@ -67,6 +67,19 @@ STEPS = {
     "softshrink": lambda x, v: F.softshrink(x, v),
     "random slopes": lambda x, v: F.rrelu(x, v / 4, v, training=True),
     "margin of classes": lambda x, v: F.multi_margin_loss(x, TARGET, margin=v),
+    "dropout that does not train": lambda x, v: F.dropout(x, v, training=False),
+    "alpha dropout that does not train": lambda x, v: F.alpha_dropout(x, v),
+    "eps that is not used": lambda x, v: F.poisson_nll_loss(x, x.detach().exp(), eps=v),
+    "range from a number": lambda x, v: x * torch.arange(v, v + 4),
+    "range up to a number": lambda x, v: x * torch.arange(0, 4 * v, step=v, dtype=torch.float64),
+    "range down to a number": lambda x, v: x.sum() * torch.arange(1, -v, -v / 2).sum(),
+    "spaced by powers": lambda x, v: x * torch.logspace(0, 2, 4, base=v),
+    "statistics of an operator": lambda x, v: torch.ops.aten._native_batch_norm_legit(
+        x, None, None, torch.zeros(4), torch.ones(4), True, v, v / 2
+    )[0],
+    "filled where a mask is false": lambda x, v: torch.ops.aten._unsafe_masked_index(
+        x, x.detach() > 0, [TARGET[:, None], TARGET[None]], v
+    ),
     "normal numbers": lambda x, v: x + torch.normal(v, v / 2, (4, 4)),
     "trapezoid": lambda x, v: torch.trapezoid(x, dx=v),
     "sums of trapezoids": lambda x, v: torch.cumulative_trapezoid(x, dx=v),

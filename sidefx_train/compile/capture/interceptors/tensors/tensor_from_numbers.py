@@ -17,6 +17,7 @@ from sidefx_train.compile.capture.world.native_calls.builtin_methods import conc
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
+from sidefx_train.compile.ops.float_ranges import range_length
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
@@ -225,11 +226,38 @@ _register(torch.BoolTensor, torch.bool, lists=False)
 def _register_range(fn: Any) -> None:
     @registry.intercept(fn)
     def make(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Specializes floats that determine the number of elements."""
+        """Makes a range between floats that change; of other classes of ranges, specializes them."""
         if not any(type(value) is torch.SymFloat for value in (*args, *kwargs.values())):
             return ABSENT
-        return world.guarded(fn, *concrete_within((args, kwargs), (torch.SymFloat,)))
+        made = _float_range(world, args, kwargs) if fn is torch.arange else ABSENT
+        return world.guarded(fn, *concrete_within((args, kwargs), (torch.SymFloat,))) if made is ABSENT else made
 
+
+def _float_range(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Returns ``torch.arange`` of floats that change; :data:`ABSENT` for dtypes and options that need their values."""
+    names = ("end",) if len(args) == 1 else ("start", "end", "step")
+    given = {"start": 0, "step": 1, "dtype": None, "device": None, "requires_grad": False, **kwargs}
+    given.update(zip(names, args, strict=False))
+    dtype = torch.get_default_dtype() if given["dtype"] is None else given["dtype"]
+    limits = given["start"], given.get("end"), given["step"]
+    if len(args) > 3 or given.keys() - _RANGE or not all(type(each) in _RANGED for each in limits):
+        return ABSENT
+    if type(dtype) is not torch.dtype or not dtype.is_floating_point:
+        return ABSENT
+    start, end, step = limits
+    if not (end > start and step > 0) and not (end < start and step < 0):  # guarded; else torch says what is wrong
+        return ABSENT
+    length = world.computed_numbers.call(range_length, limits, {})
+    if length is ABSENT:
+        return ABSENT
+    device = torch.get_default_device() if given["device"] is None else torch.device(given["device"])
+    made = world.guarded(torch.ops.sidefx.float_range.default, (*limits, length, dtype, device), {})
+    return world.guarded(torch.Tensor.requires_grad_, (made,), {}) if given["requires_grad"] is True else made
+
+
+_RANGE = frozenset({"start", "end", "step", "dtype", "device", "requires_grad"})
+"""Arguments of ``torch.arange`` with which a range between floats is made in the graph."""
+_RANGED = (int, float, torch.SymInt, torch.SymFloat)
 
 _register_range(torch.arange)
 _register_range(torch.range)

@@ -30,6 +30,7 @@ from sidefx_train.compile.capture.recording.probes.trial_runs import (
     Stream,
     constants_in,
     is_explained,
+    is_unused,
     reads_unknown,
     specializes,
     stream_of,
@@ -68,7 +69,7 @@ _NORMS, _LEAST_EPS = ("batch_norm", "instance_norm"), 1e-5
 """Functions that choose a kernel by ``eps`` on a GPU, and cuDNN's least."""
 _VARIANCES = frozenset({"std", "std_mean", "var", "var_mean"})
 """Functions whose C++ code compares the number with the number of elements alone, and takes integers as floats."""
-_SHAPING = ("interpolate", "upsample", "arange", "range", "linspace", "logspace", "_upsample", "allclose")
+_SHAPING = ("interpolate", "upsample", "arange", "range", "linspace", "_upsample", "allclose")
 """Functions that compute a size or a truth value with the number."""
 
 
@@ -108,6 +109,9 @@ class Probes:
         """
         if str(getattr(fn, "__name__", "")) in _VARIANCES and type(kwargs.get("correction")) is torch.SymInt:
             kwargs = {**kwargs, "correction": torch.sym_float(kwargs["correction"])}
+        if compat.is_packet(fn) and _resamples(f"{fn.__name__}.default"):
+            changes = any(type(value) is torch.SymFloat for value in (*args, *kwargs.values()))
+            fn = fn.default if changes else fn  # of the other overload, numbers are in a list
         call = fn, args, kwargs
         owner = getattr(fn, "__self__", None)
         if safe_isinstance(owner, torch.Tensor):  # those of other classes get no probe: a trial would write to them
@@ -194,7 +198,8 @@ class Probes:
             tried.append(values)
             constants.append([derived(value, sizes, totals) for value in values])
         rounded: list[Any] = []
-        if not is_explained(*streams, *constants):
+        unused = streams[0] == streams[1] and is_unused(str(fn.__name__), args, kwargs)
+        if not unused and not is_explained(*streams, *constants):
             constants = [
                 [with_single(*each) for each in zip(*pair, strict=True)] for pair in zip(tried, constants, strict=True)
             ]

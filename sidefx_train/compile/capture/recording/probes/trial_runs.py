@@ -145,6 +145,15 @@ def is_explained(first: Stream, second: Stream, known: list[Any], again: list[An
     return len(seen) == len(known)  # another number may be hidden in a tensor that C++ code makes
 
 
+def is_unused(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Returns True for functions that only check the number: dropout that does not train, ``eps`` of a Poisson loss of
+    logarithms."""
+    if "dropout" in name:
+        trains = kwargs.get("training", kwargs.get("train", "alpha" not in name))
+        return (args[2] if len(args) > 2 else trains) is False
+    return name == "poisson_nll_loss" and (args[2] if len(args) > 2 else kwargs.get("log_input", True)) is True
+
+
 def names_of(known: list[dict[float, Derived]]) -> dict[float, set[tuple[int, str]]]:
     """Returns the names of constants, with the position of their number."""
     return {

@@ -402,6 +402,11 @@ def number_function(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwarg
             return found
         if no_integer(world, args[0]):
             return world.guarded(fn, tuple(map(concrete, args)), {})
+        found = integer_functions.unknown_integer(world, fn, args[0])
+        if found is not ABSENT:
+            return found
+    if fn is divmod and len(args) == 2 and any(map(_is_of_graph, args)):
+        return integer_functions.divided(world, args)
     if fn is round and type(args[0]) is torch.SymInt and len(args) == 2:
         found = world.computed_numbers.call(fn, args, kwargs)
         return integer_functions.rounded(world, args[0], concrete(args[1])) if found is ABSENT else found
@@ -492,4 +497,7 @@ def convert_number(world: CaptureContext, kind: type, args: tuple[Any, ...]) -> 
             return found
         if no_integer(world, value):
             return world.guarded(int, (concrete(value),), {})
+        found = integer_functions.unknown_integer(world, int, value)
+        if found is not ABSENT:
+            return found
     return world.guarded(torch.sym_float if kind is float else torch.sym_int, (value,), {})

@@ -21,6 +21,7 @@ from sidefx_train.compile.common.host_programs import OF_NUMPY, HostProgram, Num
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
 from sidefx_train.compile.graph.derived_numbers import as_single
+from sidefx_train.compile.ops.float_ranges import range_length
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.guards.source import Source
@@ -168,7 +169,7 @@ def _is_known(fn: Any, numbers: list[Any]) -> bool:
         return False
     if safe_isinstance(fn, type):
         return fn in _CLASSES
-    if fn is as_single:
+    if fn is as_single or fn is range_length:
         return True
     if type(fn) is np.ufunc:  # one may be made of a Python function
         return getattr(np, attribute_of(fn, "__name__", ""), None) is fn

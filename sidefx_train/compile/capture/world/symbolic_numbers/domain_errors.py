@@ -104,7 +104,7 @@ def no_integer(world: CaptureContext, value: Any) -> bool:
     """Returns True if a symbolic float cannot be converted to an integer of 64 bits."""
     if type(value) is not torch.SymFloat:
         return False
-    return not (_asked(world, value < 2.0**62, unknown=True) and _asked(world, value > -(2.0**62), unknown=True))
+    return not (_asked(world, value <= 2.0**62, unknown=True) and _asked(world, value >= -(2.0**62), unknown=True))
 
 
 def _changes(args: tuple[Any, ...]) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import operator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,6 +43,33 @@ def computed_integer(world: CaptureContext, fn: Any, args: tuple[Any, ...]) -> A
     if type(args[0]) is not torch.SymFloat or compat.is_unbacked(args[0]):
         return ABSENT
     return world.computed_numbers.call(fn, args, {})
+
+
+_ROUNDING: dict[Any, Callable[[torch.Tensor], torch.Tensor]] = {
+    int: torch.trunc,
+    math.trunc: torch.trunc,
+    math.floor: torch.floor,
+    math.ceil: torch.ceil,
+    round: torch.round,
+}
+
+
+def unknown_integer(world: CaptureContext, fn: Any, number: Any) -> Any:
+    """Returns the integer of a float that only the graph knows, as a number of the graph that may be a size; else
+    :data:`ABSENT`.
+
+    Sizes that are functions of floats could not be checked in the graph.
+    """
+    if type(number) is not torch.SymFloat or not compat.is_unbacked(number):
+        return ABSENT
+    held = world.guarded(torch.scalar_tensor, (number,), {"dtype": torch.float64})
+    integer = world.guarded(torch.Tensor.to, (world.guarded(_ROUNDING[fn], (held,), {}), torch.int64), {})
+    return world.guarded(torch.Tensor.item, (integer,), {})
+
+
+def divided(world: CaptureContext, args: tuple[Any, ...]) -> Any:
+    """``divmod`` of numbers, of which the graph alone knows one."""
+    return tuple(world.interp.call(fn, args, {}) for fn in (operator.floordiv, operator.mod))
 
 
 def bisect(world: CaptureContext, right: bool, items: Any, value: Any, low: int = 0, high: int | None = None) -> Any:

@@ -36,6 +36,10 @@ _OF_ITEMS = frozenset({aten.mean, aten.sum, aten.amax, aten.amin, aten.max, aten
 """Operators whose results are at least zero if those of their input are."""
 
 
+_COUNTS = frozenset({aten.sum, aten.count_nonzero, aten.argmax, aten.argmin})
+"""Operators whose integers are numbers of elements, of a sum if they are truth values, or indices."""
+
+
 class Bounds(NamedTuple):
     """Where a number lies if it is not NaN.
 
@@ -99,11 +103,30 @@ def _computed(node: fx.Node, known: dict[fx.Node, Bounds]) -> Bounds:
 
 
 def _of_item(tensor: fx.Node) -> Bounds:
-    value = tensor.meta["val"]
-    low = 0.0 if _is_not_negative(tensor) else -math.inf
-    if not value.dtype.is_floating_point:
-        return Bounds(low, math.inf, _MOST)
-    return Bounds(low, math.inf, float(torch.finfo(value.dtype).max))
+    dtype = tensor.meta["val"].dtype
+    if dtype.is_floating_point:
+        return Bounds(0.0 if _is_not_negative(tensor) else -math.inf, math.inf, float(torch.finfo(dtype).max))
+    if dtype is torch.bool:
+        return Bounds(0.0, 1.0, 1.0)
+    if dtype.is_complex:
+        return _UNKNOWN
+    most = _most_counted(tensor)
+    if most is not None:
+        return Bounds(0.0, most, most)
+    low, high = float(torch.iinfo(dtype).min), float(torch.iinfo(dtype).max)
+    return Bounds(low, high, max(-low, high))
+
+
+def _most_counted(tensor: fx.Node) -> float | None:
+    """Returns an upper bound of what a tensor holds if it is a number of elements, or the index of one, and nothing
+    writes to it."""
+    packet = getattr(tensor.target, "overloadpacket", None)
+    if packet not in _COUNTS or any(_writes(user) for user in tensor.users):
+        return None
+    counted = tensor.all_input_nodes[0].meta["val"]
+    if packet is aten.sum and counted.dtype is not torch.bool:
+        return None
+    return float(_MOST_EXACT if any(type(size) is not int for size in counted.shape) else counted.numel())
 
 
 def _is_not_negative(node: fx.Node) -> bool:
@@ -143,16 +166,22 @@ def _negative(a: Bounds) -> Bounds:
 
 
 def _product(a: Bounds, b: Bounds) -> Bounds:
-    largest = min(a.largest * b.largest, _MOST)
-    if a.low >= 0 and b.low >= 0:
-        return Bounds(_least(a.low * b.low, 0.0), math.inf, largest)
-    return Bounds(-math.inf, math.inf, largest)
+    lowest = _least(a.low * b.low, 0.0)
+    return Bounds(*_extremes(a, b, operator.mul, lowest), min(a.largest * b.largest, _MOST))
 
 
 def _quotient(a: Bounds, b: Bounds) -> Bounds:
     if b.low <= 0:
         return _UNKNOWN
-    return Bounds(0.0 if a.low >= 0 else -math.inf, math.inf, min(max(a.largest / b.low, a.largest), _MOST))
+    return Bounds(*_extremes(a, b, operator.truediv, 0.0), min(max(a.largest / b.low, a.largest), _MOST))
+
+
+def _extremes(a: Bounds, b: Bounds, function: Callable[[float, float], float], lowest: float) -> tuple[float, float]:
+    """Returns the least and the greatest result; ``lowest`` is a lower bound if no operand is negative."""
+    if not all(map(math.isfinite, (*a[:2], *b[:2]))):
+        return (lowest if a.low >= 0 and b.low >= 0 else -math.inf), math.inf
+    found = [function(x, y) for x in a[:2] for y in b[:2]]
+    return min(found), max(found)
 
 
 def _absolute(a: Bounds) -> Bounds:

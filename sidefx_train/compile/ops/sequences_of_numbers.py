@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -33,5 +34,29 @@ define_operator(
     "sequence_of_numbers(str name, Scalar[] numbers, SymInt length, ScalarType dtype) -> Tensor",
     _made,
     _fake,
+    key="CompositeExplicitAutograd",
+)
+
+
+# --- ranges between floats: the prologue computes their length
+
+
+def range_length(start: float, end: float, step: float) -> int:
+    """Returns the number of elements of ``torch.arange(start, end, step)``, as its C++ code computes it."""
+    return math.ceil((float(end) - float(start)) / float(step))
+
+
+def _range(start: Any, end: Any, step: Any, length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.arange(start, end, step, dtype=dtype, device=device)
+
+
+def _range_fake(start: Any, end: Any, step: Any, length: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.empty((length,), dtype=dtype, device=device)
+
+
+define_operator(
+    "float_range(Scalar start, Scalar end, Scalar step, SymInt length, ScalarType dtype, Device device) -> Tensor",
+    _range,
+    _range_fake,
     key="CompositeExplicitAutograd",
 )

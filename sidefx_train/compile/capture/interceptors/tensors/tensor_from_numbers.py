@@ -17,7 +17,7 @@ from sidefx_train.compile.capture.world.native_calls.builtin_methods import conc
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
-from sidefx_train.compile.ops.float_ranges import range_length
+from sidefx_train.compile.ops.sequences_of_numbers import range_length
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld

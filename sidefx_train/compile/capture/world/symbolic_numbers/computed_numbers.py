@@ -21,7 +21,7 @@ from sidefx_train.compile.common.host_programs import OF_NUMPY, HostProgram, Num
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
 from sidefx_train.compile.graph.derived_numbers import as_single
-from sidefx_train.compile.ops.float_ranges import range_length
+from sidefx_train.compile.ops.sequences_of_numbers import range_length
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.guards.source import Source

@@ -37,7 +37,8 @@ def has_memory(tensor: torch.Tensor) -> bool:
 
 def tensor_data_ptr_address() -> int | None:
     """Returns the address of torch's ``void* data_ptr(PyObject* tensor)``, which generated code calls."""
-    return getattr(torch._C._dynamo.guards, "_torchinductor_pyobject_tensor_data_ptr", None)
+    guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+    return getattr(guards, "_torchinductor_pyobject_tensor_data_ptr", None)
 
 
 def c10_flags() -> list[str]:

@@ -108,3 +108,13 @@ def test_the_integer_of_a_float_that_may_be_infinite_is_a_break():
     torch.testing.assert_close(step(torch.ones(3)), program(torch.ones(3)), rtol=0, atol=0)
     with pytest.raises(OverflowError, match="cannot convert float infinity to integer"):
         step(torch.full((3,), 100.0))
+
+
+def test_the_integer_of_a_float_that_may_be_nan_is_a_break():
+    def program(x):
+        return x * int(max(min(x.sum().item(), 5.0), 0.0))
+
+    step = sidefx_train.compile(program, backend="eager", keep_slower=True)
+    torch.testing.assert_close(step(torch.ones(3)), program(torch.ones(3)), rtol=0, atol=0)
+    with pytest.raises(ValueError, match="cannot convert float NaN to integer"):
+        step(torch.full((3,), math.nan))

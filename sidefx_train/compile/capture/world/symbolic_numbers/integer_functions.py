@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.world.symbolic_numbers.number_bounds import is_of_integers
 from sidefx_train.compile.common.sentinels import ABSENT
 
 if TYPE_CHECKING:
@@ -55,12 +56,14 @@ _ROUNDING: dict[Any, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def unknown_integer(world: CaptureContext, fn: Any, number: Any) -> Any:
-    """Returns the integer of a float that only the graph knows, as a number of the graph that may be a size; else
-    :data:`ABSENT`.
+    """Returns the integer of a float that only the graph knows, as a number of the graph that may be a size.
 
-    Sizes that are functions of floats could not be checked in the graph.
+    Sizes that are functions of floats could not be checked in the graph. A float that may be NaN gives
+    :data:`ABSENT`: Python raises an error then, a tensor does not.
     """
     if type(number) is not torch.SymFloat or not compat.is_unbacked(number):
+        return ABSENT
+    if not is_of_integers(world.tracer, number):
         return ABSENT
     held = world.guarded(torch.scalar_tensor, (number,), {"dtype": torch.float64})
     integer = world.guarded(torch.Tensor.to, (world.guarded(_ROUNDING[fn], (held,), {}), torch.int64), {})

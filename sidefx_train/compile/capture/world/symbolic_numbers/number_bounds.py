@@ -80,6 +80,26 @@ def power_overflows(tracer: GraphTracer, base: Any, exponent: Any) -> bool:
     return largest > 1 and math.log2(largest) * exponent >= 1023
 
 
+def is_of_integers(tracer: GraphTracer, number: Any) -> bool:
+    """Returns True for a number that is computed from integers of the graph alone, and is neither infinite nor NaN."""
+    if not tracer.has_node(number):
+        return False
+    asked, seen = [tracer.node_of(number)], set()
+    while asked:
+        node = asked.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.target is aten._local_scalar_dense.default:
+            if node.args[0].meta["val"].dtype.is_floating_point:  # type: ignore[union-attr]
+                return False
+        elif node.target in _RULES:
+            asked += node.all_input_nodes
+        else:
+            return False
+    return all(map(math.isfinite, _of(tracer.node_of(number), {})))
+
+
 def _of(number: Any, known: dict[fx.Node, Bounds]) -> Bounds:
     if not safe_isinstance(number, fx.Node):
         return _of_constant(number)

@@ -226,7 +226,7 @@ _register(torch.BoolTensor, torch.bool, lists=False)
 def _register_range(fn: Any) -> None:
     @registry.intercept(fn)
     def make(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Makes a range between floats that change; of other classes of ranges, specializes them."""
+        """Makes ``arange`` of floats that change; specializes those of other dtypes, and of ``torch.range``."""
         if not any(type(value) is torch.SymFloat for value in (*args, *kwargs.values())):
             return ABSENT
         made = _float_range(world, args, kwargs) if fn is torch.arange else ABSENT

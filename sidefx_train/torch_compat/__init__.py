@@ -127,6 +127,7 @@ from sidefx_train.torch_compat.fakes.kernels import know_trilinear as know_trili
 from sidefx_train.torch_compat.fakes.kernels import know_truth_tests as know_truth_tests
 from sidefx_train.torch_compat.fakes.layouts import LAYOUTS as LAYOUTS
 from sidefx_train.torch_compat.fakes.layouts import know_layouts as know_layouts
+from sidefx_train.torch_compat.fakes.layouts import suggest_memory_format as suggest_memory_format
 from sidefx_train.torch_compat.fakes.tensors import NOT_FOR_NUMPY as NOT_FOR_NUMPY
 from sidefx_train.torch_compat.fakes.tensors import FakeTensor as FakeTensor
 from sidefx_train.torch_compat.fakes.tensors import FakeTensorMode as FakeTensorMode

@@ -56,16 +56,6 @@ def one_generator(a: torch.Generator, b: torch.Generator) -> bool:
     return same
 
 
-def for_any_layout(module: fx.GraphModule) -> fx.GraphModule:
-    """Returns the same graph for inputs of other strides: views become copies where needed, as in eager."""
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(module.graph, {}))
-    for node in graph.nodes:
-        if node.target in (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default):
-            node.target = torch.ops.aten.reshape.default
-    return compat.late_module(module, graph)
-
-
 def copied(module: fx.GraphModule) -> fx.GraphModule:
     """Copies the nodes of a module, so that either can be changed without the other."""
     graph = fx.Graph()

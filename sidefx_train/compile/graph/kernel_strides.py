@@ -1,15 +1,22 @@
-"""Layouts that kernels choose and fake tensors guess: strides of dimensions of size 1, and offsets of empty views.
+"""Layouts that kernels choose and fake tensors guess.
 
-No data depends on them, but a program can read them, and views of outputs are computed from them.
+They are those of elementwise operations whose operands are laid out differently, strides of dimensions of size 1, and
+offsets of empty views.
+
+Whether a program, or a formula of autograd, copies before it calls a kernel depends on them: a kernel that reads its
+operands as if they were contiguous computes something else if the copy is missing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.common.thread_warnings import no_warnings
 from sidefx_train.compile.graph.strided_layout import is_static
 
 _MOST_ELEMENTS = 1 << 16
@@ -20,17 +27,24 @@ _OF_FACTORIES = frozenset({"dtype", "layout", "device", "pin_memory"})
 
 
 def lay_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> None:
-    """Sets the strides of a new fake tensor to the kernel's, where they may differ."""
-    if not isinstance(made, torch.Tensor) or type(made) is not compat.FakeTensor:
+    """Sets the strides of new fake tensors to the kernel's, where they may differ."""
+    if func._schema.is_mutable or func.is_view:
         return
-    computed = torch.Tag.pointwise in func.tags and not func._schema.is_mutable and not func.is_view
-    if not computed and func not in _KEEPS_LAYOUT:
-        return
-    if not any(isinstance(n, int) and n == 1 for n in made.shape) or not any(map(_is_odd, _tensors(args))):
-        return
-    strides = _by_kernel(func, args, kwargs)
-    if strides is not None and strides != tuple(made.stride()):
-        compat.set_strides(made, strides)
+    for index, each in enumerate(made if isinstance(made, (list, tuple)) else (made,)):
+        if not isinstance(each, torch.Tensor) or type(each) is not compat.FakeTensor:
+            continue
+        strides = None
+        single = any(isinstance(n, int) and n == 1 for n in each.shape)
+        if single and _keeps_layout(func) and any(map(_is_odd, _tensors(args))):
+            strides = _by_kernel(func, args, kwargs)
+        if strides is None and func not in compat.LAYOUTS:
+            strides = _by_operands(func, args, kwargs, each, index)
+        if strides is not None and strides != tuple(each.stride()):
+            compat.set_strides(each, strides)
+
+
+def _keeps_layout(func: Any) -> bool:
+    return torch.Tag.pointwise in func.tags or func in _KEEPS_LAYOUT
 
 
 def unfilled(func: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
@@ -127,5 +141,89 @@ def _by_kernel(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
         return tuple(func(*real, **named).stride())
 
 
+def _by_operands(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any, index: int
+) -> tuple[int, ...] | None:
+    """Returns the strides of a result of an elementwise kernel of the CPU; ``None`` if they are not in doubt."""
+    if kwargs or made.device.type != "cpu" or made.dim() < 2 or func.namespace != "aten":
+        return None
+    places = [i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor) and arg.dim()]
+    operands = [args[i] for i in places]
+    if not 2 <= len(places) <= 3 or not all(is_static(t) and t.layout is torch.strided for t in operands):
+        return None
+    if all(t.shape == made.shape and t.stride() == operands[0].stride() and 0 not in t.stride() for t in operands):
+        return None
+    if not is_static(made) or not _broadcasts(operands, made) or torch.Tag.nondeterministic_seeded in func.tags:
+        return None
+    key = func, index, tuple(places), tuple(arg.dtype for arg in args if isinstance(arg, torch.Tensor))
+    if key not in _orders:
+        _orders[key] = _order_of_operands(func, args, places, index)
+    order = _orders[key]
+    if order is None or (len(order) == 1 and args[order[0]].shape != made.shape):
+        return None
+    return _strides_like(tuple((tuple(args[i].shape), args[i].stride()) for i in order))
+
+
+@lru_cache(4096)
+def _strides_like(layouts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]) -> tuple[int, ...]:
+    """Returns the strides of an elementwise result of operands with these shapes and strides."""
+    with compat.real_world():
+        like = [torch.empty_strided(*each, device="meta") for each in layouts]
+        made = (torch.empty_like, torch.add, torch.addcmul)[len(like) - 1]  # type: ignore[operator]
+        return tuple(made(*like).stride())
+
+
+_orders: dict[Any, list[int] | None] = {}
+"""Results of :func:`_order_of_operands` by operator, index of the result, and operands' dtypes."""
+
+
+def _order_of_operands(func: Any, args: Sequence[Any], places: list[int], index: int) -> list[int] | None:
+    """Returns the positions of operands in the order in which a kernel asks for their layout.
+
+    The result is laid out like :func:`torch.add` of the operands in this order, or like :func:`torch.empty_like` of the
+    only one that matters. ``None``: it is no such kernel.
+    """
+
+    def columns(*in_columns: int, rows: int | None = None) -> bool:
+        """Returns True if a result has columns in memory if these operands have, and another one rows."""
+        given = [_filled(arg, (), ()) if isinstance(arg, torch.Tensor) else arg for arg in args]
+        for place in places:
+            stride = (1, 2) if place in in_columns else (3, 1) if place == rows else (0, 0)
+            given[place] = _filled(args[place], (2, 3), stride)
+        made = func(*given)
+        made = made[index] if isinstance(made, (list, tuple)) else made
+        return tuple(made.shape) == (2, 3) and tuple(made.stride()) == (1, 2)
+
+    if any(isinstance(arg, _SYMBOLS) for arg in args):
+        return None
+    with compat.real_world(), torch.no_grad(), no_warnings():
+        try:
+            heard = [place for place in places if columns(place)]
+            found = {(a, b): columns(a, rows=b) for a in heard for b in places if a != b}
+        except (RuntimeError, IndexError, ValueError):  # it is no elementwise kernel
+            return None
+    if len(heard) == 1:
+        return heard if all(found.values()) else None
+    order = sorted(places, key=lambda a: -sum(found.get((a, b), False) for b in places))
+    expected = {(a, b): order.index(a) < order.index(b) for a in places for b in places if a != b}
+    return order if found == expected else None
+
+
+def _broadcasts(operands: list[torch.Tensor], made: torch.Tensor) -> bool:
+    """Returns True if a result has the sizes of an elementwise operation."""
+    if any(t.dim() > made.dim() for t in operands):
+        return False
+    sizes = zip(*(_padded(t.shape, made.dim()) for t in (*operands, made)), strict=True)
+    return all(set(each[:-1]) <= {1, each[-1]} and max(each[:-1]) == each[-1] for each in sizes)
+
+
+def _padded(shape: tuple[int, ...], dims: int) -> tuple[int, ...]:
+    return (*[1] * (dims - len(shape)), *shape)
+
+
+def _filled(t: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
+    return torch.empty_strided(shape, stride, dtype=t.dtype, device="cpu").fill_(1)
+
+
 def _ones(t: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cpu").fill_(1)
+    return _filled(t, tuple(t.shape), tuple(t.stride()))

@@ -25,11 +25,25 @@ _NORMALIZATIONS = (
     *(aten.native_batch_norm.default, aten._batch_norm_with_update.default),
     *(aten._native_batch_norm_legit.default, aten._native_batch_norm_legit.no_stats),
 )
+_NORMALIZATIONS_BACKWARD = (aten.native_batch_norm_backward.default, aten.batch_norm_backward.default)
 _CONTIGUOUS = (
     *(aten.mse_loss_backward.default, aten.smooth_l1_loss_backward.default, aten.huber_loss_backward.default),
-    aten.rrelu_with_noise.default,
+    *(aten.rrelu_with_noise.default, aten._log_softmax_backward_data.default, aten.glu_backward.default),
 )
 """Operations whose results are contiguous on the CPU, whatever the layout of their operand."""
+
+_ALL_CONTIGUOUS = (aten.native_layer_norm_backward.default, aten.nll_loss2d_forward.default)
+"""Operations with several results, each contiguous on the CPU."""
+
+_ACTIVATIONS_BACKWARD = (
+    *(aten.hardswish_backward.default, aten.hardtanh_backward.default, aten.logit_backward.default),
+)
+"""Gradients by elementwise kernels of the incoming gradient and the operand, in this order."""
+
+_PADDINGS_BACKWARD = (
+    *(aten.reflection_pad2d_backward.default, aten.replication_pad2d_backward.default),
+    *(aten.reflection_pad3d_backward.default, aten.replication_pad3d_backward.default),
+)
 
 
 def know_layouts() -> None:
@@ -61,7 +75,14 @@ def _undropped(mode: Any, func: Any, grad: Any, mask: Any, scale: Any) -> Any:
 
 def _like_sum(mode: Any, dtype: torch.dtype, a: Any, b: Any) -> Any:
     with mode:
-        return torch.empty_like(a + b, dtype=dtype)
+        return torch.empty_like(_wider(a) + _wider(b), dtype=dtype)
+
+
+def _wider(t: Any) -> Any:
+    """Returns a tensor of float32 with the same layout: sums in half precision make expanded operands contiguous."""
+    if not isinstance(t, torch.Tensor) or any(type(n) is not int for n in (*t.shape, *t.stride())):
+        return t
+    return torch.empty_strided(t.shape, t.stride(), device=t.device)
 
 
 def _outer(mode: Any, func: Any, x: Any, a: Any, b: Any, **factors: Any) -> Any:
@@ -115,7 +136,10 @@ def _shuffled(mode: Any, func: Any, x: Any, groups: int) -> Any:
 
 def _scaled_by_power(mode: Any, func: Any, x: Any, exponent: Any) -> Any:
     with mode:
-        return x * torch.pow(2.0, exponent)
+        power = torch.pow(2.0, exponent)
+        if x.dtype.itemsize == 2:  # one kernel, not two
+            power = torch.empty_strided(exponent.shape, exponent.stride(), dtype=power.dtype, device=power.device)
+    return _like_sum(mode, torch.result_type(x, power), x, power)
 
 
 def _normalized(mode: Any, func: Any, x: Any, *args: Any, **named: Any) -> Any:
@@ -124,6 +148,58 @@ def _normalized(mode: Any, func: Any, x: Any, *args: Any, **named: Any) -> Any:
     with mode:
         _, *statistics = torch._decomp.decomposition_table[func](x, *args, **named)
         return torch.empty_like(x, memory_format=suggest_memory_format(x)), *statistics
+
+
+def _by_torch(func: Any, *args: Any, **named: Any) -> Any:
+    kernel = func.py_kernels.get(torch._C.DispatchKey.Meta) or torch._decomp.decomposition_table[func]
+    return kernel(*args, **named)
+
+
+def _all_contiguous(mode: Any, func: Any, x: Any, *args: Any, **named: Any) -> Any:
+    if x.device.type != "cpu":
+        return NotImplemented
+    with mode:
+        made = _by_torch(func, x, *args, **named)
+        return tuple(t if t is None else torch.empty_like(t, memory_format=torch.contiguous_format) for t in made)
+
+
+def _normalized_backward(mode: Any, func: Any, grad: Any, x: Any, *args: Any) -> Any:
+    if x.device.type != "cpu":
+        return NotImplemented
+    with mode:
+        of_operand, *others = _by_torch(func, grad, x, *args)
+        if of_operand is not None:
+            of_operand = torch.empty_like(of_operand, memory_format=suggest_memory_format(x))
+        return of_operand, *others
+
+
+def _padded(mode: Any, func: Any, x: Any, padding: Any) -> Any:
+    if x.device.type != "cpu":
+        return NotImplemented
+    with mode:
+        return torch.empty_like(_by_torch(func, x, padding), memory_format=suggest_memory_format(x))
+
+
+def _padded_backward(mode: Any, func: Any, grad: Any, x: Any, padding: Any) -> Any:
+    if x.device.type != "cpu":
+        return NotImplemented
+    with mode:
+        return torch.empty_like(x, memory_format=suggest_memory_format(x))
+
+
+def _activated_backward(mode: Any, func: Any, grad: Any, x: Any, *numbers: Any) -> Any:
+    return _like_sum(mode, torch.promote_types(grad.dtype, x.dtype), grad, x)
+
+
+def _cross_entropy_backward(mode: Any, func: Any, grad: Any, x: Any, *args: Any) -> Any:
+    with mode:
+        return torch.empty_like(x)
+
+
+def _drawn(mode: Any, func: Any, mean: Any, deviation: Any, **named: Any) -> Any:
+    with mode:
+        size = torch.broadcast_shapes(mean.shape, deviation.shape)
+        return torch.empty(size, dtype=mean.dtype, device=mean.device)
 
 
 def _unpooled(mode: Any, func: Any, x: Any, indices: Any, output_size: Any) -> Any:
@@ -137,7 +213,14 @@ LAYOUTS: dict[Any, Any] = {
     **dict.fromkeys(_ELEMENTWISE, _elementwise),
     **dict.fromkeys((aten.div.Tensor_mode, aten.div.Scalar_mode), _divided),
     **dict.fromkeys(_NORMALIZATIONS, _normalized),
+    **dict.fromkeys(_NORMALIZATIONS_BACKWARD, _normalized_backward),
     **dict.fromkeys(_CONTIGUOUS, _contiguous),
+    **dict.fromkeys(_ALL_CONTIGUOUS, _all_contiguous),
+    **dict.fromkeys(_ACTIVATIONS_BACKWARD, _activated_backward),
+    **dict.fromkeys(_PADDINGS_BACKWARD, _padded_backward),
+    **dict.fromkeys((aten.reflection_pad3d.default, aten.replication_pad3d.default), _padded),
+    aten.binary_cross_entropy_backward.default: _cross_entropy_backward,
+    aten.normal.Tensor_Tensor: _drawn,
     aten.native_dropout_backward.default: _undropped,
     aten.addr.default: _outer,
     **dict.fromkeys((aten.baddbmm.default, aten.addbmm.default), _products_and_sum),

@@ -76,6 +76,60 @@ CALLS: list[tuple[Any, ...]] = [
     *statistics(aten.native_batch_norm.default, *running, False),
     *statistics(aten._native_batch_norm_legit.default, *running, True),
     *statistics(aten._native_batch_norm_legit.no_stats, True),
+    *(
+        (op, rows(6, 5), columns(6, 5), *numbers)
+        for op, numbers in (
+            (aten.hardswish_backward.default, ()),
+            (aten.hardtanh_backward.default, (-1, 1)),
+            (aten.logit_backward.default, (0.1,)),
+            (aten._log_softmax_backward_data.default, (1, torch.float32)),
+        )
+    ),
+    *(
+        (op, columns(6, 5), rows(6, 5), *numbers)
+        for op, numbers in ((aten.hardtanh_backward.default, (-1, 1)), (aten.hardswish_backward.default, ()))
+    ),
+    (aten._log_softmax_backward_data.default, columns(6, 5), rows(6, 5), 1, torch.float32),
+    (aten.glu_backward.default, images(2, 3, 4, 5), images(2, 6, 4, 5), 1),
+    (aten.binary_cross_entropy_backward.default, rows(6, 5), columns(6, 5), rows(6, 5), None, 0),
+    (aten.normal.Tensor_Tensor, columns(6, 5), columns(6, 5)),
+    (aten.nll_loss2d_forward.default, images(2, 3, 4, 5), images(2, 1, 4, 5)[:, 0].long(), None, 0, -100),
+    (
+        aten.native_layer_norm_backward.default,
+        columns(6, 4, 5),
+        columns(6, 4, 5),
+        [4, 5],
+        rows(6, 1, 1),
+        rows(6, 1, 1),
+        columns(4, 5),
+        columns(4, 5),
+        [True] * 3,
+    ),
+    *(
+        (aten.native_batch_norm_backward.default, x, x, None, *running, *running, True, 1e-5, [True, False, False])
+        for x in (columns(3, 4, 5), images(3, 4, 5, 2), columns(3, 4, 5, 2))
+    ),
+    (
+        aten.batch_norm_backward.default,
+        columns(3, 4, 5),
+        columns(3, 4, 5),
+        running[1],
+        *running,
+        *running,
+        True,
+        1e-5,
+        [True, False, False],
+        torch.zeros(0, dtype=torch.uint8),
+    ),
+    *((op, images(2, 3, 4, 5), [1] * 6) for op in (aten.reflection_pad3d.default, aten.replication_pad3d.default)),
+    *(
+        (op, columns(2, 3, 6, 7), images(2, 3, 4, 5), [1] * 4)
+        for op in (aten.reflection_pad2d_backward.default, aten.replication_pad2d_backward.default)
+    ),
+    *(
+        (op, columns(2, 5, 6, 7), images(2, 3, 4, 5), [1] * 6)
+        for op in (aten.reflection_pad3d_backward.default, aten.replication_pad3d_backward.default)
+    ),
     *((aten._batch_norm_with_update.default, columns(3, 4, 5), running[1], running[0], *running, 0.1, 1e-5),),
 ]
 
@@ -83,7 +137,8 @@ CALLS: list[tuple[Any, ...]] = [
 def layouts(call: tuple[Any, ...], convert: Callable[[torch.Tensor], torch.Tensor]) -> list[Any]:
     function, *args = call
     made = function(*(convert(arg) if isinstance(arg, torch.Tensor) else arg for arg in args))
-    return [(part.dtype, part.shape, part.stride()) for part in (made if isinstance(made, tuple) else (made,))]
+    parts = [part for part in (made if isinstance(made, tuple) else (made,)) if part is not None]
+    return [(part.dtype, part.shape, part.stride()) for part in parts]
 
 
 def of_fakes(call: tuple[Any, ...]) -> list[Any]:

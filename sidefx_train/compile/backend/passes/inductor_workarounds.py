@@ -194,14 +194,20 @@ def _takes_quotient(size: Any, out: Any, scale: Any) -> bool:
 
 
 def _interpolate_volume(graph: fx.Graph, node: fx.Node, fake_mode: Any) -> None:
-    """Computes a gradient as that of a volume of one slice, for which Inductor calls eager's kernel."""
+    """Computes a gradient as that of a volume of one slice, for which Inductor calls eager's kernel.
+
+    The gradient of a volume is contiguous; that of an image has the memory format of what it is computed from.
+    """
     grad, out, size, *scales = node.args
     with graph.inserting_before(node):
         grad = emit(graph, fake_mode, aten.unsqueeze.default, grad, 2)
         of_volume = [*size[:2], 1, *size[2:]]  # type: ignore[index,misc]
         volume = aten.upsample_nearest3d_backward.default
         made = emit(graph, fake_mode, volume, grad, [1, *out], of_volume, None, *scales)  # type: ignore[misc]
-    node.target, node.args = aten.squeeze.dim, (made, 2)
+        image = emit(graph, fake_mode, aten.squeeze.dim, made, 2)
+    node.target, node.args = aten.alias.default, (image,)
+    if str(image.meta["val"].stride()) != str(node.meta["val"].stride()):
+        node.target, node.kwargs = aten.clone.default, {"memory_format": torch.channels_last}
 
 
 def _has_gaps(node: fx.Node) -> bool:

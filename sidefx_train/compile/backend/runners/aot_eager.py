@@ -18,7 +18,7 @@ from sidefx_train.compile.gpu.replaying import records_on_host, replaying
 from sidefx_train.compile.graph.alias_analysis import Aliases
 from sidefx_train.compile.graph.artifacts import Executable, FunctionalGraph, TracedGraph
 from sidefx_train.compile.graph.devices import generators_of
-from sidefx_train.compile.graph.fx_utils import for_any_layout
+from sidefx_train.compile.graph.gradient_layouts import for_any_layout
 from sidefx_train.config import CompileConfig
 
 

@@ -15,7 +15,7 @@ from torch import fx
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend.runners.own_results import own_versions, set_own_versions
 from sidefx_train.compile.graph.artifacts import TracedGraph
-from sidefx_train.compile.graph.fx_utils import for_any_layout
+from sidefx_train.compile.graph.gradient_layouts import for_any_layout
 
 
 class _Typed(fx.Interpreter):

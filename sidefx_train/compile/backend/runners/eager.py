@@ -14,7 +14,7 @@ from sidefx_train.compile.graph.alias_analysis import Aliases
 from sidefx_train.compile.graph.artifacts import Executable, TracedGraph
 from sidefx_train.compile.graph.collectives import communicates, stopped
 from sidefx_train.compile.graph.devices import generators_of
-from sidefx_train.compile.graph.fx_utils import for_any_layout
+from sidefx_train.compile.graph.gradient_layouts import for_any_layout
 
 
 def build_eager(traced: TracedGraph) -> Executable:

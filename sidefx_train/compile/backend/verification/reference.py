@@ -23,7 +23,7 @@ from sidefx_train.compile.backend.verification.inductor_random import drawing_fu
 from sidefx_train.compile.backend.verification.rounding_noise import Noisy
 from sidefx_train.compile.graph.artifacts import FunctionalGraph, TracedGraph
 from sidefx_train.compile.graph.devices import generators_of
-from sidefx_train.compile.graph.fx_utils import for_any_layout
+from sidefx_train.compile.graph.gradient_layouts import for_any_layout
 
 
 @dataclass(frozen=True)

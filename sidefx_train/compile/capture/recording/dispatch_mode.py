@@ -376,13 +376,18 @@ class RepeatingMode(compat.RecordingMode):
             self._forget_constants(each)
 
     def _lay_out(self, func: Any, args: Any, kwargs: Any, made: Any) -> None:
-        before = made.stride() if isinstance(made, torch.Tensor) and made.layout is torch.strided else ()
+        results = [each for each in (made if isinstance(made, (list, tuple)) else (made,)) if _is_strided(each)]
+        before = [each.stride() for each in results]
         lay_out(func, args, kwargs, made)
         if has_other_strides(func, args, made):
             for fake_value in (made, self._node(func).meta["val"]):
                 compat.set_memory(fake_value, args[0])
-        if before and made.stride() != before:
-            compat.set_strides(self._node(func).meta["val"], made.stride())
+        if [each.stride() for each in results] == before:
+            return
+        value = self._node(func).meta["val"]
+        recorded = filter(_is_strided, value if isinstance(value, (list, tuple)) else (value,))
+        for each, known in zip(results, recorded, strict=True):
+            compat.set_strides(known, each.stride())
 
     def _note_place(self, func: Any) -> None:
         """Records the position of the last recorded call in the autograd graph."""
@@ -431,6 +436,10 @@ class RepeatingMode(compat.RecordingMode):
             fake = held.detach().clone()
         compat.track(fake, fx.Proxy(copy, self.graph_tracer.tracer), self.graph_tracer.tracer)
         return fake
+
+
+def _is_strided(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
 def is_draw(func: Any, args: Any, kwargs: Any) -> bool:

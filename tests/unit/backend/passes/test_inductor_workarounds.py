@@ -209,3 +209,18 @@ def test_gradient_of_nearest_neighbors(size, options, memory_format):
     found, wanted = sidefx_train.compile(step, on_failure="raise", verify=0)(x), step(x)
     torch.testing.assert_close(found, wanted)
     assert found.stride() == wanted.stride()
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_gradient_of_nearest_neighbors_between_convolutions(layout, monkeypatch):
+    """It has the memory format of the gradient that it is given; that of a volume is contiguous."""
+    monkeypatch.setenv("SIDEFX_CHECK_GRAPHS", "1")
+
+    def step(x, weight):
+        made = F.interpolate(F.conv2d(x, weight), scale_factor=1.7, recompute_scale_factor=False)
+        return torch.autograd.grad(F.conv2d(made, weight).square().mean(), x)[0]
+
+    x, weight = torch.randn(2, 4, 11, 8).to(memory_format=layout).requires_grad_(), torch.randn(4, 4, 3, 3)
+    found, wanted = sidefx_train.compile(step, on_failure="raise")(x, weight), step(x, weight)
+    torch.testing.assert_close(found, wanted)
+    assert found.stride() == wanted.stride()

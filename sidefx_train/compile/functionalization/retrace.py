@@ -249,12 +249,14 @@ class Retracer:
 
     def _as_laid_out(self, node: fx.Node, made: Any) -> Any:
         """Gives a result the layout that it has in the captured graph; a decomposition may have another."""
-        several = isinstance(made, (list, tuple))
-        first, captured = (made[0], node.meta["val"][0]) if several else (made, node.meta["val"])
-        if self.options.channels_last and captured.dim() in (4, 5):
+        if isinstance(made, (list, tuple)):
+            return type(made)(map(self._in_layout_of, made, node.meta["val"]))
+        return self._in_layout_of(made, node.meta["val"])
+
+    def _in_layout_of(self, made: Any, captured: Any) -> Any:
+        if made is None or (self.options.channels_last and captured.dim() in (4, 5)):
             return made
-        first = layouts.like_captured(first, tuple(compat.from_functional(first).stride()), captured)
-        return (first, *made[1:]) if several else first
+        return layouts.like_captured(made, tuple(compat.from_functional(made).stride()), captured)
 
     def _strided(self, node: fx.Node) -> torch.Tensor:
         """Runs ``as_strided``, which depends on the memory layout that values of a functional graph need not have."""

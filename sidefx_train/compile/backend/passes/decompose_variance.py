@@ -1,8 +1,11 @@
-"""Decomposes mean and variance into two sums.
+"""Decomposes mean and variance into sums.
 
-Inductor stores a mean separately between the two. That small loop runs over other sizes than the sums and their users,
+Inductor stores a mean separately between two sums. That small loop runs over other sizes than the sums and their users,
 which prevents one fused loop over the rows: a matrix is then read from memory for each. As sums and arithmetic they are
 one loop, whose rows stay in the nearest cache; sums over rows can also be blocked.
+
+A sum of float32 is rounded after each addition: of equal numbers the mean may be off by 1e-5 of them, which a norm with
+an epsilon of 1e-5 multiplies by 300. The differences from the first mean are summed too, which corrects both results.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ _TYPES = (torch.float32, torch.float64)
 
 
 def decompose_variances(module: fx.GraphModule, fake_mode: Any) -> None:
-    """Rewrites variances of static size as the mean square of the differences from the mean."""
+    """Rewrites variances of static size as the mean square of the differences from the mean, and corrects the mean."""
     found = [(n, dims) for n in module.graph.nodes if n.target in _VARIANCES and (dims := _dims(n)) is not None]
     for node, dims in found:
         _write_out(module.graph, node, dims, fake_mode)
@@ -63,9 +66,13 @@ def _write_out(graph: fx.Graph, node: fx.Node, dims: list[int], fake_mode: Any) 
         used.replace_all_uses_with(value if kept else call(aten.squeeze.dims, value, dims))
 
     with graph.inserting_before(node):
-        mean = call(aten.div.Tensor, call(aten.sum.dim_IntList, given, dims, True), count)
-        distance = call(aten.sub.Tensor, given, mean)
+        first = call(aten.div.Tensor, call(aten.sum.dim_IntList, given, dims, True), count)
+        distance = call(aten.sub.Tensor, given, first)
         squares = call(aten.sum.dim_IntList, call(aten.mul.Tensor, distance, distance), dims, True)
+        rest = call(aten.div.Tensor, call(aten.sum.dim_IntList, distance, dims, True), count)
+        mean = call(aten.add.Tensor, first, rest)
+        excess = call(aten.mul.Tensor, call(aten.mul.Tensor, rest, rest), count)
+        squares = call(aten.clamp_min.default, call(aten.sub.Tensor, squares, excess), 0)
         variance = call(aten.div.Tensor, squares, count - _correction(node))
         if node.target is aten.var.correction:
             replace(node, variance)

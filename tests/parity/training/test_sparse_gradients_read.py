@@ -206,9 +206,24 @@ def tangled(table: Any, tokens: torch.Tensor) -> torch.Tensor:
     return weighted(F.embedding(tokens, table.weight * table.weight, sparse=True))
 
 
-def test_a_backward_that_is_not_captured_leaves_the_lookup() -> None:
-    report = parity(trained(tangled), steps=3, captures=None, whole=False)
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_a_sparse_gradient_in_the_backward_of_a_part(backend: str) -> None:
+    report = parity(trained(tangled), steps=3, captures=None, whole=False, backend=backend)
     assert not report.fallbacks and {each.code for each in report.breaks} == {"SFX109"}
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("compute", [lambda w: w * 2, lambda w: w * w, lambda w: w.exp() + 1])
+def test_a_sparse_gradient_for_a_result(compute: Any, backend: str) -> None:
+    """The backward is not compiled for it: its operations run one by one, and the gradient stays sparse."""
+    found = []
+    for run in (compute, sidefx_train.compile(compute, backend=backend, keep_slower=True)):
+        weight = torch.linspace(-1, 1, 18).view(6, 3).requires_grad_()
+        F.embedding(torch.tensor([1, 2, 1]), run(weight), sparse=True).square().sum().backward()
+        found.append(weight.grad)
+    assert found[0].is_sparse and found[1].is_sparse
+    assert torch.equal(found[0]._indices(), found[1]._indices())
+    torch.testing.assert_close(found[1]._values(), found[0]._values())
 
 
 def clipped(table: Any, log: list[Any]) -> None:

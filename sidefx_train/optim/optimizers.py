@@ -106,8 +106,9 @@ def _settle_flags(world: TraceWorld, record: InstanceRecord, flags: dict[str, bo
 
 def _lacks(state: DictRecord, param: TensorRecord | LeafRecord) -> bool:
     param.heap.read_grad(param.shadow)
-    if param.shadow.grad is None or param.shadow in state.shadow or param.shadow in state.missing:
-        return False
+    grad = param.shadow.grad
+    if grad is None or grad.is_sparse or param.shadow in state.shadow or param.shadow in state.missing:
+        return False  # with a sparse gradient, the first step is another graph
     return not state.real.get(param.real)
 
 

@@ -154,6 +154,7 @@ from sidefx_train.torch_compat.fakes.tensors import reads_missing_memory as read
 from sidefx_train.torch_compat.fakes.tensors import real_world as real_world
 from sidefx_train.torch_compat.fakes.tensors import set_memory as set_memory
 from sidefx_train.torch_compat.fakes.tensors import set_strides as set_strides
+from sidefx_train.torch_compat.fakes.tensors import sparse_fake as sparse_fake
 from sidefx_train.torch_compat.fakes.tensors import uncached as uncached
 from sidefx_train.torch_compat.fakes.tensors import unsupported_fake_errors as unsupported_fake_errors
 from sidefx_train.torch_compat.fakes.tensors import without_recording as without_recording

@@ -179,6 +179,14 @@ def _content(value: Any, seen: dict[int, tuple[int, Any]]) -> Any:
             "attributes": {name: photograph(item, seen) for name, item in vars(value).items()},
             "versions of inner tensors": [item._version for item in vars(value).values() if hasattr(item, "_version")],
         }
+    if isinstance(value, torch.Tensor) and value.layout is torch.sparse_coo:
+        return {
+            "size": (tuple(value.shape), value.sparse_dim(), value.dense_dim()),
+            "coalesced": value.is_coalesced(),
+            "parts": [part.detach().clone() for part in (value._indices(), value._values())],
+            "requires_grad": value.requires_grad,
+            "version": value._version,
+        }
     if isinstance(value, torch.Tensor):
         grad = value.grad if value.is_leaf else None
         return {

@@ -53,10 +53,15 @@ class _CapturedPart(torch.autograd.Function):
         if shown and ctx.part.stage.tape.problem and not torch.is_grad_enabled():
             why = f"a dispatch mode around a backward is shown compiled operations: {ctx.part.stage.tape.problem}"
             warnings.warn(why, SideFXWarning, stacklevel=2)
-        if torch.is_grad_enabled() or shown or any(map(compat.is_batched, tangents)):  # nothing is compiled for these
+        if torch.is_grad_enabled() or shown or any(map(_is_special, tangents)):  # nothing is compiled for these
             return (None, None, None, *_differentiable(ctx, given, tangents, missing))
         ctx.maybe_clear_saved_tensors()  # if the graph is not retained: only the list refers to them, and is emptied
         return (None, None, None, *_computed(ctx, given, tangents, missing))
+
+
+def _is_special(tangent: torch.Tensor | None) -> bool:
+    """Returns True for a tangent that compiled code does not take: of a transform, or sparse."""
+    return compat.is_batched(tangent) or (tangent is not None and tangent.is_sparse)
 
 
 def _check_wrappers(watched: Sequence[tuple[Any, int]]) -> None:
@@ -100,7 +105,7 @@ def _differentiable(
         return refuse_derivative(
             part.stage.tape.problem, reached, grad_inputs, _computed(ctx, saved, tangents, missing)
         )
-    if not part.stage.any_layout and not any(map(compat.is_batched, tangents)):
+    if not part.stage.any_layout and not any(map(_is_special, tangents)):
         laid_out = zip(tangents, ctx.outputs, strict=True)
         tangents = [None if tangent is None else layout.fit(tangent, True) for tangent, layout in laid_out]
     asked = [node is not None and compat.is_asked_for(node) for node, _ in ctx.next_functions]

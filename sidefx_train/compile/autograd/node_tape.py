@@ -190,6 +190,8 @@ class TapeRecorder:
             kind = "nested tensors" if compat.is_jagged(grad) else f"a {type(grad).__qualname__}, a tensor subclass"
             self.problem = f"it passes through {kind}"
             return None
+        if grad is not None and grad.is_sparse:
+            self.tracer.proxy_mode.sparse.refuse_outside()
         return None if grad is None else self.tracer.node_of(grad)
 
     def _before(self, node: Any) -> Any:

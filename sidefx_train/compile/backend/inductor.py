@@ -71,6 +71,7 @@ from sidefx_train.compile.graph.fx_utils import copied, generators
 from sidefx_train.compile.graph.validation import check_graph
 from sidefx_train.compile.native import start_build
 from sidefx_train.compile.ops.collectives import BARRIER
+from sidefx_train.compile.ops.sparse_tensors import decompositions as sparse_decompositions
 from sidefx_train.config import CompileConfig
 from sidefx_train.errors import BackendError
 from sidefx_train.gc_control import collect_younger, fewer_collections
@@ -190,7 +191,7 @@ def inductor_reference(traced: TracedGraph, config: CompileConfig, graph: Functi
     """
     with _lock, compat.inductor_options(options(config)), compat.quick_vector_probes(accepts_flags):
         if graph is None:
-            decompositions = compat.inductor_decompositions()
+            decompositions = {**compat.inductor_decompositions(), **sparse_decompositions(config.deterministic)}
             graph = functionalize(
                 traced,
                 decompositions=decompositions,
@@ -295,7 +296,7 @@ def _lower_alone(traced: TracedGraph, config: CompileConfig, clock: Clock, kept:
     traced, moved = move_inputs(traced)
     relied_on = set(compat.recorded_conditions(traced.fake_mode.shape_env))
     with compat.inductor_options(options(config)):
-        decompositions = compat.inductor_decompositions()
+        decompositions = {**compat.inductor_decompositions(), **sparse_decompositions(config.deterministic)}
     with compat.quick_vector_probes(accepts_flags):
         clock.lap("import")
         begin_measuring(config.autotune_seconds)

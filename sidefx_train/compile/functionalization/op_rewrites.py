@@ -111,6 +111,13 @@ def _sym_numel(tensor: Any) -> Any:
     return math.prod(aten.sym_size.int(tensor, dim) for dim in range(tensor.dim()))
 
 
+def _add_rows(dense: Any, indices: Any, values: Any, coalesced: bool, alpha: Any) -> Any:
+    """Adds the rows of a sparse tensor in place."""
+    if isinstance(alpha, TensorScalar):
+        values, alpha = torch.mul(values, alpha.value.to(values.dtype)), 1
+    return dense.copy_(torch.ops.sidefx.sparse_added.default(dense, indices, values, coalesced, alpha))
+
+
 CHANNELS_LAST: dict[Any, Callable[..., Any]] = {
     aten.convolution.default: layouts.convolution,
     aten.convolution_backward.default: layouts.convolution_backward,
@@ -130,6 +137,7 @@ REWRITES: dict[Any, Callable[..., Any]] = {
     aten.polygamma_.default: _polygamma_,
     aten.mkldnn_rnn_layer.default: mkldnn_rnn.forward,
     aten.mkldnn_rnn_layer_backward.default: mkldnn_rnn.backward,
+    torch.ops.sidefx.sparse_add_.default: _add_rows,
     aten._ctc_loss.Tensor: ctc_loss.forward,
     aten._ctc_loss_backward.Tensor: ctc_loss.backward,
 }

@@ -125,6 +125,8 @@ def capture(
             # A part may not assume the conditions before its end: it ends at the first of them instead.
             spec = replace(spec, assumes_nothing=True)
             return capture(fn, args, kwargs, name, spec, in_parts, in_order)
+        if any(known.native_lookups for known in needed) and not spec.native_lookups:
+            return capture(fn, args, kwargs, name, replace(spec, native_lookups=True), in_parts, in_order)
         raise stop
     finally:
         del stop  # its traceback holds this frame, and what all callers hold

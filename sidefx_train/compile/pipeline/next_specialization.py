@@ -27,6 +27,9 @@ def after_stop(spec: Specialization, world: TraceWorld, stop: Unsupported) -> Sp
         return replace(spec, reads_inputs=True)
     if (world.native_backward_wanted or world.left_hooks.wants_native) and not spec.native_backward:
         return replace(spec, native_backward=True)
+    sparse = world.tracer.proxy_mode.sparse
+    if (sparse.leaves or (sparse.refused and world.interp.stop_at)) and not spec.native_lookups:
+        return replace(spec, native_lookups=True)
     if world.branches.endless:
         return replace(spec, endless_branches=spec.endless_branches | world.branches.endless)
     if world.listed:

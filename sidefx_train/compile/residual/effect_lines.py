@@ -12,6 +12,7 @@ from sidefx_train.compile.capture.side_effects.effect import Effect
 from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.native import set_gradients
 from sidefx_train.compile.residual.reconstruct.rebuilder import Rebuilder
+from sidefx_train.compile.residual.reconstruct.tensors import sparse_tensor
 
 _ATTRIBUTE_KINDS = frozenset({"set_attr", "del_attr", "set_slot", "del_slot", "set_class_attr"})
 
@@ -88,6 +89,8 @@ def _content_lines(writer: Writer, rebuilder: Rebuilder, effect: Effect, owner: 
         return [f"{writer.constant(advance)}({owner}, {value})"]
     if kind == "count_writes":
         return [f"{writer.constant(compat.count_writes)}({owner}, {value})"]
+    if kind == "set_rows":
+        return [f"{owner}.data = {sparse_tensor(rebuilder, value)}"]
     if kind == "set_cell":
         return [f"{owner}.cell_contents = {rebuilder.expression(value)}"]
     if kind == "del_cell":

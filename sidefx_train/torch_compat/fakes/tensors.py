@@ -96,6 +96,13 @@ def alias_fake(mode: FakeTensorMode, real: torch.Tensor, fake: torch.Tensor) -> 
     return alias
 
 
+def sparse_fake(mode: FakeTensorMode, size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Returns a fake sparse tensor of rows on the CPU, without any; nothing reads its own indices and values."""
+    with no_recording(), mode, torch.no_grad():
+        empty = torch.empty(1, 0, dtype=torch.int64), torch.empty(0, *size[1:], dtype=dtype)
+        return torch.sparse_coo_tensor(*empty, size, check_invariants=False)
+
+
 def fake_counted(fake: torch.Tensor) -> torch.Tensor:
     """Returns a detached alias with the same storage and version counter, unknown to the graph.
 

@@ -128,15 +128,35 @@ def caught(matrix: Any, hidden: torch.Tensor, log: list[Any]) -> torch.Tensor:
     return hidden
 
 
+def coalesced(matrix: Any, hidden: torch.Tensor, log: list[Any]) -> torch.Tensor:
+    for made in (matrix.coalesce(), matrix.t().coalesce()):
+        log.append((made.is_coalesced(), made.indices().clone(), made.values().clone(), made._nnz(), made.shape))
+        hidden = made @ hidden + made.coalesce().t() @ hidden
+    return hidden
+
+
+@pytest.mark.parametrize("layout", ["coalesced", "uncoalesced"])
+def test_coalesced_matrices(layout: str) -> None:
+    parity(trained(coalesced, layout), steps=4)
+
+
+def test_a_matrix_that_is_coalesced_leaves() -> None:
+    made = sidefx_train.compile(lambda a: a.coalesce(), backend="eager", fullgraph=True)
+    few = torch.sparse_coo_tensor([[1], [2]], [3.0], (4, 4), is_coalesced=False)
+    for matrix in (graph("uncoalesced"), graph("uncoalesced", seed=1), few):
+        found, expected = made(matrix), matrix.coalesce()
+        assert found.is_coalesced() and not matrix.is_coalesced()
+        assert torch.equal(found.indices(), expected.indices()) and torch.equal(found.values(), expected.values())
+
+
 NATIVE = {
-    "coalesce": lambda a, h, log: a.coalesce() @ h if a.layout is torch.sparse_coo else (a + a) @ h,
     "addmm": lambda a, h, log: torch.addmm(h, a, h),
     "scaled": lambda a, h, log: (a * 2) @ h,
     "dense first": lambda a, h, log: h.t() @ a,
     "two matrices": lambda a, h, log: torch.sparse.mm(a, a) @ h,
     "text": lambda a, h, log: log.append(str(a)) or a @ h,
     "errors": caught,
-    "reads of the transposed": lambda a, h, log: h * len(a.t().coalesce()._values()) if a.is_sparse else (a + a) @ h,
+    "reads of the transposed": lambda a, h, log: h * len(a.t()._values()) if a.is_sparse else (a + a) @ h,
 }
 
 
@@ -372,3 +392,89 @@ def test_checked_matrices_are_torchs() -> None:
     with torch.sparse.check_sparse_tensor_invariants():
         assert torch.equal(captured(indices, x), step(indices, x))
         assert torch.equal(captured(indices, x), step(indices, x))
+
+
+def attention(matrix: Any, hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Weights of the edges depend on the nodes, as in graph attention networks."""
+    indices = matrix._indices()
+    scores = torch.exp(torch.tanh((hidden[indices[0]] * hidden[indices[1]]).sum(1) * weights.mean()))
+    made = torch.sparse_coo_tensor(indices, scores, (20, 20))
+    return (made @ hidden) / (made @ torch.ones(20, 1))
+
+
+def repeated(matrix: Any, hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    made = torch.sparse_coo_tensor(matrix._indices(), weights * 0.1, (20, 20))
+    return made.t() @ torch.sparse.mm(made, torch.spmm(made, hidden)) + (made @ hidden[:, 0]).unsqueeze(1)
+
+
+def in_no_grad(matrix: Any, hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        fixed = torch.sparse_coo_tensor(matrix._indices(), weights, (20, 20))
+    learned = torch.sparse_coo_tensor(matrix._indices(), weights, (20, 20))
+    with torch.no_grad():
+        more = learned @ hidden
+    assert learned.requires_grad and not fixed.requires_grad
+    return fixed @ hidden + more
+
+
+LEARNED = {
+    "product": lambda a, h, w: torch.sparse_coo_tensor(a._indices(), w, (20, 20)) @ h,
+    "sparse.mm": lambda a, h, w: torch.sparse.mm(torch.sparse_coo_tensor(a._indices(), w, (20, 20)), h),
+    "transposed": lambda a, h, w: torch.sparse_coo_tensor(a._indices(), w, (20, 20)).t() @ h,
+    "vector": lambda a, h, w: torch.sparse_coo_tensor(a._indices(), w.exp(), (20, 20)) @ h[:, 1],
+    "dense": lambda a, h, w: torch.sparse_coo_tensor(a._indices(), w, (20, 20)).t().to_dense() @ h,
+    "fixed factor": lambda a, h, w: torch.sparse_coo_tensor(a._indices(), w, (20, 20)) @ h.detach(),
+    "attention": attention,
+    "repeated": repeated,
+    "in no_grad": in_no_grad,
+}
+
+
+def learning(use: Any) -> Any:
+    def make() -> Program:
+        torch.manual_seed(0)
+        net, matrix, weights = nn.Linear(4, 4), graph("uncoalesced"), nn.Parameter(torch.rand(80))
+        optimizer = torch.optim.SGD([*net.parameters(), weights], 0.1)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            loss = use(matrix, net(x), weights).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return Program(step, lambda call: (torch.randn(20, 4),), (net, weights, optimizer))
+
+    return make
+
+
+@pytest.mark.parametrize("use", LEARNED)
+def test_values_that_are_learned(use: str) -> None:
+    parity(learning(LEARNED[use]), steps=4)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("use", ["attention", "repeated"])
+def test_learned_values_under_compilers(use: str, backend: str) -> None:
+    parity(learning(LEARNED[use]), steps=4, backend=backend)
+
+
+def learned_coalesced(matrix: Any, hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    return torch.sparse_coo_tensor(matrix._indices(), weights, (20, 20)).coalesce() @ hidden
+
+
+def learned_values(matrix: Any, hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    made = torch.sparse_coo_tensor(matrix._indices(), weights, (20, 20))
+    made._values().mul_(2) if hidden.shape[0] > 30 else None
+    return made @ hidden * (made.grad_fn is not None) + made._values().sum()
+
+
+def second_derivative(matrix: Any, hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    made = torch.sparse_coo_tensor(matrix._indices(), weights, (20, 20))
+    (found,) = torch.autograd.grad((made @ hidden).square().sum(), hidden, create_graph=True)
+    return hidden + found.square().sum()
+
+
+@pytest.mark.parametrize("use", [learned_coalesced, learned_values, second_derivative])
+def test_other_uses_of_learned_values(use: Any) -> None:
+    parity(learning(use), steps=3, captures=None, whole=False)

@@ -25,12 +25,12 @@ VARIANTS = {
     "maximize": {"maximize": True},
     "tensor_lr": {"lr": torch.tensor(0.01)},
 }
-CAPTURES = {"RAdam": 2}
-"""RAdam's first steps, before its variance can be rectified, are a different computation."""
+CAPTURES = {"RAdam": 2, "SparseAdam": 2}
+"""RAdam's first steps, before its variance can be rectified, are a different computation; the first of SparseAdam
+creates its state."""
 
 REFUSED = {
     "LBFGS": ("SFX101", "branches on a tensor's value, which exists only when the graph runs"),  # its line search
-    "SparseAdam": ("SFX109", "looks up rows of a table whose gradient is sparse"),
 }
 
 

@@ -91,8 +91,10 @@ def _ancestors(wanted: Iterable[fx.Node]) -> set[fx.Node] | None:
         if item.op == "call_function" and compat.is_random(item.target):
             return None
         held = item.meta.get("val")
-        if safe_isinstance(held, torch.Tensor) and held.numel() > _MOST_ELEMENTS:
-            return None
+        if safe_isinstance(held, torch.Tensor):
+            count = held.numel()
+            if type(count) is not int or count > _MOST_ELEMENTS:
+                return None
         seen.add(item)
         todo.extend(item.all_input_nodes)
     return seen

@@ -41,6 +41,7 @@ from sidefx_train.compile.capture.recording.eager_parity.undefined_gradients imp
 from sidefx_train.compile.capture.recording.eager_parity.view_history import check_strided
 from sidefx_train.compile.capture.recording.eager_parity.zero_tensors import ZeroTensors
 from sidefx_train.compile.capture.recording.probes.number_probes import Probes
+from sidefx_train.compile.capture.recording.sparse_tensors import SparseTensors
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.thread_warnings import no_warnings
 from sidefx_train.compile.graph.artifacts import CALLED, DERIVED, FORWARD, HIDDEN_FROM_AUTOGRAD, LINE, NO_GRAD
@@ -104,6 +105,7 @@ class RepeatingMode(compat.RecordingMode):
         probes: stand for changing numbers whose values C++ code reads.
         differentiated: name of a tensor subclass whose operators autograd has recorded; empty if there is none.
         transformed: a backward runs inside a transform of ``torch.func``.
+        sparse: the sparse tensors, which have no nodes.
         depth: how many operators are being recorded, one inside another.
         cursors: next draw to repeat, by device type; absent while new numbers are drawn.
         saved: the step has saved a random state.
@@ -118,6 +120,7 @@ class RepeatingMode(compat.RecordingMode):
         self.probes = Probes(tracer)
         self._products = ProdDerivative()
         self._zeros = ZeroTensors()
+        self.sparse = SparseTensors(tracer)
         self.observer: Any = None
         self.differentiated = ""
         self.transformed = False
@@ -249,6 +252,9 @@ class RepeatingMode(compat.RecordingMode):
         none = undefined(func, args)
         if none is not ABSENT:
             return none
+        if self.sparse.concerns(func, args, kwargs):
+            with self:
+                return self.sparse.call(func, args, kwargs)
         if self._zeros.concerns(func, args, kwargs):
             with self:
                 return self._zeros.call(func, args, kwargs)

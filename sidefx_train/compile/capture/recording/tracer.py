@@ -177,7 +177,8 @@ class GraphTracer:
     def data_of(self, value: torch.Tensor) -> torch.Tensor:
         """``Tensor.data``: an alias without history and with a version counter of its own."""
         data = compat.alias_hidden_from_autograd(value)
-        self.last_node().meta[DATA] = True
+        if not value.is_sparse:
+            self.last_node().meta[DATA] = True
         return data
 
     def keep_views(self, made: Any) -> None:

@@ -22,6 +22,7 @@ from sidefx_train.compile.capture.shadows.finalizers import check_dropped
 from sidefx_train.compile.capture.shadows.objects import weak_references
 from sidefx_train.compile.capture.shadows.objects.jagged_tensors import JaggedRecord
 from sidefx_train.compile.capture.shadows.objects.outside_exceptions import ExceptionRecord
+from sidefx_train.compile.capture.shadows.objects.sparse_tensors import SparseRecord
 from sidefx_train.compile.capture.shadows.objects.wrapper_tensors import WrapperRecord
 from sidefx_train.compile.capture.shadows.records import UNREAD, InstanceRecord, LeafRecord, TensorRecord
 from sidefx_train.compile.capture.side_effects.checkpoint import Checkpoint
@@ -89,6 +90,8 @@ def _changes(world: CaptureContext, finished: bool) -> list[Effect]:
             changes += _leaf(world, record, finished)
         elif safe_isinstance(record, JaggedRecord):
             record.check()
+        elif safe_isinstance(record, SparseRecord):
+            changes += _sparse(record)
         if compat.is_jagged(record.shadow):
             compat.forget_layout(record.shadow)
         if record.instance is not None:
@@ -318,6 +321,13 @@ def _leaf(world: CaptureContext, record: LeafRecord, finished: bool) -> list[Eff
     if record.grad is UNREAD or record.shadow.grad is record.grad:
         return changes
     return [*changes, Effect("set_grad", record.source, None, record.shadow.grad)]
+
+
+def _sparse(record: SparseRecord) -> list[Effect]:
+    if record.shadow.requires_grad:
+        record.heap.refuse("SFX109", f"{record.source.label}, a sparse tensor, requires gradients")
+    changes = [Effect("count_writes", record.source, None, record.writes)] if record.writes else []
+    return [*changes, Effect("set_rows", record.source, None, record.shadow)] if record.replaced else changes
 
 
 def _tensor(world: CaptureContext, record: TensorRecord, finished: bool) -> list[Effect]:

@@ -30,6 +30,7 @@ EffectKind = Literal[
     "detach",
     "set_data",
     "grow",
+    "set_rows",
     "count_writes",
     "advance",
 ]
@@ -80,7 +81,7 @@ class Effect:
             return f"sets variable {label}"
         if self.kind == "advance":
             return f"takes {'the rest' if self.value is None else self.value} from {label}"
-        if self.kind == "count_writes":
+        if self.kind in ("count_writes", "set_rows"):
             return f"writes to {label}"
         if self.kind == "set_grad":
             return f"sets {label}.grad"

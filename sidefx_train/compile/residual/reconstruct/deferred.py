@@ -17,6 +17,7 @@ from sidefx_train.compile.capture.shadows.deferred_values import (
     TensorSnapshot,
     TraceKey,
 )
+from sidefx_train.compile.capture.shadows.objects.sparse_matrices import SparseMatrix
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.plain_values import bounds_of, is_plain
 from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
@@ -58,6 +59,8 @@ def write_call(rebuilder: Reconstruction, deferred: DeferredCall) -> None:
 
 def deferred_value(rebuilder: Reconstruction, value: DeferredValue) -> str:
     """Returns a value that is computed after the graph."""
+    if type(value) is SparseMatrix and value.parts[-1].requires_grad:
+        rebuilder.refuse("SFX109", "a sparse matrix with an autograd history leaves the step")
     place = value.place if safe_isinstance(value, DeferredArray) else None
     made = call(rebuilder, value.fn, value.args, value.kwargs, place)
     if value.dtype is None:

@@ -18,12 +18,36 @@ from sidefx_train.compile.residual.reconstruct.reconstruction import Reconstruct
 
 def new_tensor(rebuilder: Reconstruction, value: torch.Tensor) -> str:
     """Returns a tensor that the step created, with its attributes and gradient."""
+    if value.is_sparse:
+        return _new_sparse(rebuilder, value)
     rebuilder.jagged.check(value)
     if any(compat.hook_numbers(value)) and value.is_leaf:
         rebuilder.refuse("SFX111", "leaves a hook registered on a leaf that it creates")
     made = rebuilder.remember(value, _marked(rebuilder, value, rebuilder.tensor(value)))
     rebuilder.fill(functools.partial(_tag, rebuilder, value, made))
     return rebuilder.with_gradient(value, made)
+
+
+def _new_sparse(rebuilder: Reconstruction, value: torch.Tensor) -> str:
+    """Returns a sparse tensor that the step created."""
+    if value.requires_grad or any(compat.hook_numbers(value)):
+        rebuilder.refuse("SFX109", "a sparse tensor with an autograd history, or with a hook, leaves the step")
+    made = rebuilder.remember(value, sparse_tensor(rebuilder, value))
+    if value._version:
+        rebuilder.write(f"{rebuilder.constant(compat.count_writes)}({made}, {value._version})")
+    rebuilder.fill(functools.partial(_tag, rebuilder, value, made))
+    return made
+
+
+def sparse_tensor(rebuilder: Reconstruction, value: torch.Tensor) -> str:
+    """Returns code that makes a sparse tensor of its indices and values."""
+    rows = rebuilder.world.tracer.proxy_mode.sparse.rows(value)
+    if rows is None:
+        rebuilder.refuse("SFX109", f"an output has layout {value.layout}")
+    parts = ", ".join(map(rebuilder.expression, (rows.indices, rows.values)))
+    size = rebuilder.constant(tuple(value.shape), "size")
+    how = "" if rows.coalesced is None else f", is_coalesced={rows.coalesced}"
+    return f"{rebuilder.constant(torch.sparse_coo_tensor)}({parts}, {size}{how}, check_invariants=False)"
 
 
 def _marked(rebuilder: Reconstruction, value: torch.Tensor, expression: str) -> str:

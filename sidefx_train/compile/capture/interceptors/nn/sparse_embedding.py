@@ -1,4 +1,4 @@
-"""Embeddings with sparse gradients: the call runs natively, and the rest of the step is captured around it."""
+"""Embeddings whose sparse gradients leave a part of the step run natively; the rest is captured around them."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ def _register(fn: Any, table: int, sparse: int) -> None:
     @registry.intercept(fn)
     def check(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         weight = args[table] if len(args) > table else kwargs.get("weight")
+        if not world.specialization.native_lookups:
+            return ABSENT
         asked = args[sparse] if len(args) > sparse else kwargs.get("sparse", False)
         if asked is True and torch.is_grad_enabled() and safe_isinstance(weight, torch.Tensor) and weight.requires_grad:
             world.heap.refuse("SFX109", "looks up rows of a table whose gradient is sparse")

@@ -1,4 +1,4 @@
-"""Shadows of sparse matrices: products with dense tensors are captured, almost everything else runs natively.
+"""Shadows of sparse matrices: products with dense tensors are captured, and little else; the rest runs natively.
 
 The tensors of which the matrix consists are inputs of the graph.
 """
@@ -15,7 +15,7 @@ from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.shadows.deferred_values import LimitedShadow
 from sidefx_train.compile.capture.shadows.records import Record
 from sidefx_train.compile.common.sentinels import ABSENT
-from sidefx_train.compile.ops.sparse_products import LAYOUTS
+from sidefx_train.compile.ops.sparse_tensors import LAYOUTS
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
@@ -49,8 +49,13 @@ class SparseMatrix(LimitedShadow):
         coalesced: bool,
         of: SparseMatrix | None = None,
     ) -> None:
-        made = (torch.sparse_coo_tensor, (*parts, size)) if of is None else (torch.t, (of,))
-        super().__init__(*made)
+        if of is not None:
+            super().__init__(torch.t, (of,))
+        elif coalesced:
+            known = {"is_coalesced": True, "check_invariants": False}
+            super().__init__(torch.sparse_coo_tensor, (*parts, size), known)
+        else:
+            super().__init__(torch.sparse_coo_tensor, (*parts, size))
         self.layout, self.size, self.parts, self.coalesced = layout, size, parts, coalesced
         self.transposes: int = 0 if of is None else of.transposes + 1
 
@@ -59,17 +64,19 @@ class SparseMatrix(LimitedShadow):
         """Number of columns."""
         return self.size[1 - self.transposes % 2]
 
-    def transposed(self) -> SparseMatrix:
-        """Returns the transposed matrix."""
-        return SparseMatrix(self.layout, self.size, self.parts, self.coalesced, self)
+    def transposed(self, parts: tuple[Any, ...]) -> SparseMatrix:
+        """Returns the transposed matrix, of the same parts."""
+        return SparseMatrix(self.layout, self.size, parts, self.coalesced, self)
 
     def given(self) -> tuple[Any, ...]:
-        """Returns what the operators of ``ops/sparse_products.py`` take for the matrix."""
+        """Returns what the operators of ``ops/sparse_tensors.py`` take for the matrix."""
         return list(self.parts), self.layout, self.coalesced, list(self.size), self.transposes
 
     def attribute(self, name: str) -> Any:
         """Returns an attribute whose value is known or guarded, or a method in C; :data:`ABSENT` for others."""
-        known = {"requires_grad": False, "grad_fn": None, "is_leaf": True, "ndim": 2}
+        known: dict[str, Any] = {"requires_grad": self.parts[-1].requires_grad, "ndim": 2}
+        if not known["requires_grad"]:
+            known.update(grad_fn=None, is_leaf=True)
         if not self.transposes:
             known["shape"] = torch.Size(self.size)
             known["layout"] = LAYOUTS[self.layout]

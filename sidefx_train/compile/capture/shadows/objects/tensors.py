@@ -14,6 +14,7 @@ from sidefx_train.compile.capture.shadows.objects.dtensors import dtensor_shadow
 from sidefx_train.compile.capture.shadows.objects.jagged_tensors import jagged_shadow
 from sidefx_train.compile.capture.shadows.objects.leaf_hooks import carry_accumulation_hooks, carry_hooks
 from sidefx_train.compile.capture.shadows.objects.sparse_matrices import sparse_matrix
+from sidefx_train.compile.capture.shadows.objects.sparse_tensors import sparse_shadow
 from sidefx_train.compile.capture.shadows.objects.wrapper_tensors import wrapper_shadow
 from sidefx_train.compile.capture.shadows.records import UNREAD, TensorRecord
 from sidefx_train.compile.common.distributed_models import refuse_if_distributed, refuse_whole
@@ -52,9 +53,10 @@ def tensor_shadow(heap: ShadowTableAPI, real: torch.Tensor, source: Source) -> A
     if real.is_nested:
         heap.refuse("SFX109", f"{source.label} is a nested tensor of strided layout")
     if real.layout is not torch.strided:
-        matrix = sparse_matrix(heap, real, source)
-        if matrix is not ABSENT:
-            return matrix
+        for stand_in in (sparse_matrix, sparse_shadow):
+            made = stand_in(heap, real, source)
+            if made is not ABSENT:
+                return made
         heap.refuse("SFX109", f"{source.label} has layout {real.layout}")
     try:
         with compat.real_world():  # autograd may regenerate its node

@@ -100,9 +100,18 @@ def test_integers_of_what_the_step_computes(name, backend):
     assert len(report.captures) == 1 and not report.breaks and not report.fallbacks, str(report)
 
 
+def scaling():
+    """Returns a layer: what it computes is a number of the graph, and not known before it runs."""
+    layer = torch.nn.Linear(3, 3, bias=False)
+    torch.nn.init.eye_(layer.weight)
+    return layer
+
+
 def test_the_integer_of_a_float_that_may_be_infinite_is_a_break():
+    layer = scaling()
+
     def program(x):
-        return x * int(x.exp().sum().item() * 0.001)
+        return x * int(layer(x).exp().sum().item() * 0.001)
 
     step = sidefx_train.compile(program, backend="eager", keep_slower=True)
     torch.testing.assert_close(step(torch.ones(3)), program(torch.ones(3)), rtol=0, atol=0)
@@ -111,8 +120,10 @@ def test_the_integer_of_a_float_that_may_be_infinite_is_a_break():
 
 
 def test_the_integer_of_a_float_that_may_be_nan_is_a_break():
+    layer = scaling()
+
     def program(x):
-        return x * int(max(min(x.sum().item(), 5.0), 0.0))
+        return x * int(max(min(layer(x).sum().item(), 5.0), 0.0))
 
     step = sidefx_train.compile(program, backend="eager", keep_slower=True)
     torch.testing.assert_close(step(torch.ones(3)), program(torch.ones(3)), rtol=0, atol=0)

@@ -1,0 +1,133 @@
+"""Integers that change from call to call as arguments of operators: one graph for all values, and eager's results."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import sidefx_train
+
+TARGET = torch.tensor([1, 0, 3, 2, 1, 0])
+
+AS_FLOATS = {
+    "huber": lambda x, k: F.huber_loss(x, x.detach() * 9, delta=k),
+    "smooth l1": lambda x, k: F.smooth_l1_loss(x, x.detach() * 9, beta=k),
+    "pow": lambda x, k: x.pow(k),
+    "pow operator": lambda x, k: (x.abs() + 0.1) ** k,
+    "power of a number": lambda x, k: k**x,
+    "float_power": lambda x, k: torch.float_power(x, k),
+    "norm": lambda x, k: x.norm(k),
+    "norm of rows": lambda x, k: torch.linalg.vector_norm(x, k, dim=1),
+    "normalize": lambda x, k: F.normalize(x, k),
+    "distance of two": lambda x, k: torch.dist(x, x.detach() * 2, k),
+    "distances": lambda x, k: torch.cdist(x, x * 2, k),
+    "renorm": lambda x, k: torch.renorm(x, k, 0, 1.0),
+    "lerp": lambda x, k: x.lerp(x * 2, k),
+    "celu": lambda x, k: F.celu(x, k),
+    "margin": lambda x, k: F.triplet_margin_loss(x, x * 2, x - 1, margin=k),
+    "margin of classes": lambda x, k: F.multi_margin_loss(x, TARGET, margin=k),
+    "normal": lambda x, k: x + torch.empty(6, 6).normal_(0, k),
+    "normal by name": lambda x, k: x + torch.empty(6, 6).normal_(mean=k, std=1),
+    "normal numbers": lambda x, k: x * torch.normal(0, k, (6, 6)),
+    "uniform": lambda x, k: x + torch.empty(6, 6).uniform_(-k, k),
+    "exponential": lambda x, k: x + torch.empty(6, 6).exponential_(k),
+    "initialized": lambda x, k: x * torch.nn.init.normal_(torch.empty(6, 6), 0, k),
+    "eps": lambda x, k: F.layer_norm(x, (6,), eps=k),
+    "eps of a batch norm": lambda x, k: F.batch_norm(x, None, None, training=True, eps=k),
+    "scale of attention": lambda x, k: F.scaled_dot_product_attention(x[None], x[None], x[None], scale=k),
+    "padded": lambda x, k: F.pad(x, (1, 1), value=k),
+    "not a number": lambda x, k: torch.nan_to_num(x, k),
+    "trapezoid": lambda x, k: torch.trapezoid(x, dx=k),
+    "pooled norm": lambda x, k: F.lp_pool1d(x.abs()[None], k, 2),
+    "place among numbers": lambda x, k: x * torch.searchsorted(torch.arange(8.0), k),
+    "bucket": lambda x, k: x * torch.bucketize(k, torch.arange(8.0)),
+    "integers": lambda x, k: x * torch.arange(6).pow(k),
+    "interpolated": lambda x, k: F.interpolate(x[None], scale_factor=k),
+    "interpolated images": lambda x, k: F.interpolate(x[None, None], scale_factor=(k, 2), mode="bilinear"),
+}
+"""Operators that want a float, or that C++ code gives one to."""
+
+
+class State:
+    value = 0
+
+
+def history(step, compiled, values):
+    """Returns (result, gradient) at each value."""
+    found = []
+    for number, value in enumerate(values):
+        State.value = value
+        torch.manual_seed(number)
+        x = torch.randn(6, 6, requires_grad=True)
+        found.append((compiled(x), x.grad))
+    return found
+
+
+def check(call, backend, values, captures):
+    def step(x):
+        y = call(x, State.value)
+        y.square().sum().backward()
+        return y.detach()
+
+    compiled = sidefx_train.compile(step, backend=backend, rng="eager")
+    want, have = history(step, step, values), history(step, compiled, values)
+    report = compiled.report()
+    assert len(report.captures) <= captures and not report.breaks and not report.fallbacks, str(report)
+    for wanted, had in zip(want, have, strict=True):
+        for a, b in zip(wanted, had, strict=True):
+            assert a.dtype == b.dtype
+            if backend == "eager":
+                assert torch.equal(a, b) and a.stride() == b.stride()
+            else:
+                torch.testing.assert_close(b, a, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", AS_FLOATS)
+@pytest.mark.every(4)
+def test_integer_where_an_operator_wants_a_float(name):
+    check(AS_FLOATS[name], "eager", (3, 4, 5, 7, 4), 2)
+
+
+FUSED = (
+    *("huber", "pow", "norm", "distance of two", "lerp", "celu", "margin of classes", "normal", "uniform", "eps"),
+    *("padded", "bucket", "interpolated", "power of a number"),
+)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.every(4)
+def test_compiled_code_reads_the_float_of_an_integer(name, backend):
+    check(AS_FLOATS[name], backend, (3, 4, 5, 7, 4), 3)  # some tell odd integers from even ones
+
+
+def test_an_integer_at_a_limit_has_a_capture_of_its_own():
+    check(lambda x, k: (x.abs() + 0.1) ** k, "eager", (3, 2, 4, 1, 0, 5, -1, -2, -3, 2, 1), 8)
+
+
+def test_integers_stay_integers_among_integers():
+    def step(x):
+        return x**State.value, torch.pow(State.value, x), torch.dist(x.double(), x.double() * 2, State.value)
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    for State.value in (3, 4, 5, 6):
+        x = torch.arange(5)
+        assert repr(compiled(x)) == repr(step(x))
+    assert len(compiled.report().captures) == 2
+
+
+def test_the_error_of_an_invalid_integer():
+    def step(x):
+        return F.huber_loss(x, x * 2, delta=State.value), F.dropout(x, State.value - 4)
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    for State.value in (4, 5, 4, 5, 6, 7):
+        shown = []
+        for run in (step, compiled):
+            torch.manual_seed(0)
+            try:
+                shown.append(repr(run(torch.ones(3))))
+            except ValueError as error:
+                shown.append(repr(error))
+        assert shown[0] == shown[1]

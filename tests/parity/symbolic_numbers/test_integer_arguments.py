@@ -131,3 +131,81 @@ def test_the_error_of_an_invalid_integer():
             except ValueError as error:
                 shown.append(repr(error))
         assert shown[0] == shown[1]
+
+
+def blanked(x, k):
+    y = x * 1
+    y.diagonal(k).zero_()
+    return y
+
+
+OFFSETS = {
+    "diagonal": lambda x, k: x.diagonal(k),
+    "diagonal of columns": lambda x, k: torch.linalg.diagonal(x.view(2, 3, 6), offset=k, dim1=-1, dim2=0),
+    "diagonal that is written": blanked,
+    "copied diagonal": lambda x, k: torch.diagonal_copy(x, offset=k),
+    "scattered diagonal": lambda x, k: torch.diagonal_scatter(x, torch.zeros(max(6 - abs(k), 0)), k),
+    "diag of a matrix": lambda x, k: torch.diag(x, k),
+    "diag of a line": lambda x, k: x[0].diag(diagonal=k),
+    "diag_embed": lambda x, k: torch.diag_embed(x, k),
+    "diag_embed between": lambda x, k: torch.diag_embed(x, k, -1, 0),
+    "diagflat": lambda x, k: torch.diagflat(x[:2], k),
+    "tril": lambda x, k: x.tril(k),
+    "triu": lambda x, k: x.triu(k),
+    "indices of a triangle": lambda x, k: x * torch.tril_indices(5, 4, k).sum(),
+    "indices of an upper triangle": lambda x, k: x * torch.triu_indices(5, 4, offset=k).sum(),
+    "rolled": lambda x, k: x.roll(k, 1),
+    "rolled windows": lambda x, k: torch.roll(x[None], (k, -k), (1, 2)),
+    "select": lambda x, k: x.select(0, k % 6),
+}
+
+
+@pytest.mark.parametrize("name", OFFSETS)
+@pytest.mark.every(3)
+def test_offsets(name):
+    check(OFFSETS[name], "eager", (2, 3, 4, 2, -3, -2, -4, -3, 0, 7, 1), 8)
+
+
+COUNTS = {
+    "classes": lambda x, k: x * F.one_hot(TARGET, k + 2).sum(),
+    "triangle": lambda x, k: x * torch.tril_indices(k, k).sum(),
+    "spaced": lambda x, k: torch.linspace(0, 1, k) * x.sum(),
+    "spaced by a factor": lambda x, k: torch.logspace(0, 1, k, base=2.0) * x.sum(),
+    "largest": lambda x, k: x.topk(k)[0],
+    "smallest but some": lambda x, k: x.kthvalue(k)[0],
+    "narrow": lambda x, k: x.narrow(1, 0, k),
+    "parts": lambda x, k: x.view(4, 9).split([k, 9 - k], 1)[0],
+    "padded": lambda x, k: F.pad(x, (k, 1)),
+    "repeated": lambda x, k: x.repeat_interleave(k, 0),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+@pytest.mark.every(3)
+def test_counts(name):
+    check(COUNTS[name], "eager", (3, 4, 5, 4, 2), 2)
+
+
+COMPILED = {name: {**OFFSETS, **COUNTS}[name] for name in (*list(OFFSETS)[:11], *list(OFFSETS)[12:14], *COUNTS)}
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.every(8)
+def test_compiled_offsets_and_counts(name, backend):
+    check(COMPILED[name], backend, (3, 4, 2, 3), 3)  # sizes of 0 and 1 have a capture of their own
+
+
+def test_classes_out_of_range():
+    def step(classes):
+        return F.one_hot(classes, State.value)
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    for State.value in (4, 5, 6, 3, 7):
+        shown = []
+        for run in (step, compiled):
+            try:
+                shown.append(repr(run(TARGET)))
+            except RuntimeError as error:
+                shown.append(str(error))
+        assert shown[0] == shown[1]

@@ -222,16 +222,21 @@ def _spectra(given: dict[str, Any], hop: int, width: int) -> Any:
 _WINDOW = inspect.signature(
     lambda window_length, periodic=True, *numbers, dtype=None, device=None, requires_grad=False: None
 )
-_LINSPACE = inspect.signature(lambda start, end, steps, *, dtype=None, device=None, requires_grad=False: None)
+_SPACED = {
+    torch.linspace: inspect.signature(lambda start, end, steps, *, dtype=None, device=None, requires_grad=False: None),
+    torch.logspace: inspect.signature(
+        lambda start, end, steps, base=10.0, *, dtype=None, device=None, requires_grad=False: None
+    ),
+}
 
 
 def _sequence(function: Any, world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    given = registry.bound_arguments(_LINSPACE if function is torch.linspace else _WINDOW, args, kwargs)
+    given = registry.bound_arguments(_SPACED.get(function, _WINDOW), args, kwargs)
     if given is None:
         return ABSENT
     *numbers, dtype, device, needs_gradient = given.values()
-    if function is torch.linspace:
-        *numbers, length = numbers
+    if function in _SPACED:
+        length = numbers.pop(2)
     else:
         length, periodic, more = numbers
         numbers = [periodic, *more]

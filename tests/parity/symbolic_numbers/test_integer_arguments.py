@@ -51,6 +51,7 @@ AS_FLOATS = {
 
 class State:
     value = 0
+    padding = 0
 
 
 def history(step, compiled, values):
@@ -186,7 +187,37 @@ def test_counts(name):
     check(COUNTS[name], "eager", (3, 4, 5, 4, 2), 2)
 
 
+WINDOWS = {
+    "means": lambda x, k: F.avg_pool2d(x[None], k, 1),
+    "means of lines": lambda x, k: F.avg_pool1d(x, k, stride=2, ceil_mode=True),
+    "means by a stride": lambda x, k: F.avg_pool2d(x[None], 3, k, 1, count_include_pad=False),
+    "means that are divided": lambda x, k: F.avg_pool2d(x[None], (2, 3), divisor_override=k),
+    "means of volumes": lambda x, k: F.avg_pool3d(x.view(1, 4, 3, 3), (k, 1, 2), 1, padding=(1, 0, 0)),
+    "maxima": lambda x, k: F.max_pool2d(x[None, None], k, 1),
+    "maxima of lines": lambda x, k: F.max_pool1d(x, k, padding=1, stride=2, ceil_mode=True),
+    "maxima and indices": lambda x, k: torch.stack(
+        [each.to(x.dtype) for each in F.max_pool2d(x[None], 2, dilation=k - 1, stride=1, return_indices=True)]
+    ),
+    "maxima of volumes": lambda x, k: F.max_pool3d(x.view(1, 1, 6, 2, 3), (k, 1, 2), stride=1),
+    "module": lambda x, k: torch.nn.MaxPool2d(k, 1)(x[None]),
+    "means to a size": lambda x, k: F.adaptive_avg_pool1d(x[None], k),
+    "maxima to a size": lambda x, k: F.adaptive_max_pool1d(x[None], k),
+    "maxima of images to a size": lambda x, k: F.adaptive_max_pool2d(x[None], (k, 2)),
+    "columns": lambda x, k: F.unfold(x[None, None], k, padding=1, stride=2),
+    "image": lambda x, k: F.fold(x.view(1, 36)[:, : k * k].view(1, 1, -1), (k, k), 1),
+    "shuffled": lambda x, k: F.pixel_shuffle(x.repeat(k, k).view(1, k * k, 6, 6), k),
+    "shuffled back": lambda x, k: F.pixel_unshuffle(x.repeat(k, k)[None], k),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+@pytest.mark.every(3)
+def test_windows(name):
+    check(WINDOWS[name], "eager", (3, 2, 4, 5, 3), 3)  # counts of 1 have a capture of their own
+
+
 COMPILED = {name: {**OFFSETS, **COUNTS}[name] for name in (*list(OFFSETS)[:11], *list(OFFSETS)[12:14], *COUNTS)}
+COMPILED |= WINDOWS
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
@@ -209,3 +240,31 @@ def test_classes_out_of_range():
             except RuntimeError as error:
                 shown.append(str(error))
         assert shown[0] == shown[1]
+
+
+@pytest.mark.parametrize("pool", [F.max_pool2d, F.avg_pool2d], ids=["maxima", "means"])
+def test_windows_that_do_not_fit(pool):
+    def step(x):
+        return pool(x, State.value, padding=State.padding)
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    for State.value, State.padding in ((2, 0), (3, 0), (4, 1), (5, 2), (3, 2), (0, 0), (9, 1), (2, 1), (-1, 0), (4, 2)):
+        shown = []
+        for run in (step, compiled):
+            try:
+                shown.append(repr(run(torch.arange(36.0).view(1, 6, 6))))
+            except RuntimeError as error:
+                shown.append(str(error))
+        assert shown[0] == shown[1], (State.value, State.padding)
+
+
+def test_second_derivatives_of_windows():
+    def step(x):
+        y = F.avg_pool2d(x.square()[None], State.value, 1) + F.max_pool2d(x.exp()[None], State.value, 1)
+        (grad,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        grad.square().sum().backward()
+        return y.detach()
+
+    compiled = sidefx_train.compile(step, backend="eager")
+    for wanted, had in zip(history(step, step, (2, 3, 4)), history(step, compiled, (2, 3, 4)), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(wanted, had, strict=True))

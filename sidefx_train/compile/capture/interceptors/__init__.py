@@ -23,6 +23,7 @@ from sidefx_train.compile.capture.interceptors.nn import module_attributes as mo
 from sidefx_train.compile.capture.interceptors.nn import one_hot as one_hot
 from sidefx_train.compile.capture.interceptors.nn import packed_sequences as packed_sequences
 from sidefx_train.compile.capture.interceptors.nn import pixel_shuffle as pixel_shuffle
+from sidefx_train.compile.capture.interceptors.nn import pooling as pooling
 from sidefx_train.compile.capture.interceptors.nn import probabilities as probabilities
 from sidefx_train.compile.capture.interceptors.nn import recurrent_layers as recurrent_layers
 from sidefx_train.compile.capture.interceptors.nn import sparse_embedding as sparse_embedding

@@ -192,7 +192,7 @@ WINDOWS = {
     "means of lines": lambda x, k: F.avg_pool1d(x, k, stride=2, ceil_mode=True),
     "means by a stride": lambda x, k: F.avg_pool2d(x[None], 3, k, 1, count_include_pad=False),
     "means that are divided": lambda x, k: F.avg_pool2d(x[None], (2, 3), divisor_override=k),
-    "means of volumes": lambda x, k: F.avg_pool3d(x.view(1, 4, 3, 3), (k, 1, 2), 1, padding=(1, 0, 0)),
+    "means of volumes": lambda x, k: F.avg_pool3d(x.view(1, 6, 2, 3), (k, 1, 2), 1, padding=(1, 0, 0)),
     "maxima": lambda x, k: F.max_pool2d(x[None, None], k, 1),
     "maxima of lines": lambda x, k: F.max_pool1d(x, k, padding=1, stride=2, ceil_mode=True),
     "maxima and indices": lambda x, k: torch.stack(

@@ -19,8 +19,7 @@ from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.ops import sequences_of_numbers
-from sidefx_train.compile.ops.cumulative_products import Cumprod
-from sidefx_train.compile.ops.padded_lists import PadSequence
+from sidefx_train.compile.ops.symbolic_lengths import Cumprod, PadSequence
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld

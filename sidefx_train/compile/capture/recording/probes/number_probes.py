@@ -25,7 +25,7 @@ import torch
 from torch import fx
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.capture.recording.probes.integers_as_floats import with_floats
+from sidefx_train.compile.capture.recording.probes.integer_arguments import as_wanted
 from sidefx_train.compile.capture.recording.probes.trial_runs import (
     ORDERS,
     Stream,
@@ -111,7 +111,7 @@ class Probes:
             world: assumes what is needed of a number that only the graph knows.
         """
         if any(type(value) is torch.SymInt for value in (*args, *kwargs.values())):
-            args, kwargs = with_floats(fn, args, kwargs, str(getattr(fn, "__name__", "")).strip("_") in _OF_FLOATS)
+            args, kwargs = as_wanted(fn, args, kwargs, str(getattr(fn, "__name__", "")).strip("_") in _OF_FLOATS)
         if compat.is_packet(fn) and _resamples(f"{fn.__name__}.default"):
             changes = any(type(value) is torch.SymFloat for value in (*args, *kwargs.values()))
             fn = fn.default if changes else fn  # of the other overload, numbers are in a list

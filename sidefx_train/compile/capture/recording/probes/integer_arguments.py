@@ -2,6 +2,8 @@
 
 Torch's parsers and kernels would read the value of a symbolic integer there and so make it a constant; some derivatives
 refuse it. The float of the integer takes its place, as C++ code would convert the value, and gets a probe as others do.
+
+Nor do the parsers of torch's operators accept a symbolic integer for a list, as they accept an integer.
 """
 
 from __future__ import annotations
@@ -25,10 +27,11 @@ _AS_SECOND = frozenset({"rpow"})
 """Methods of tensors whose second argument is the number, without an operator of the name."""
 
 
-def with_floats(
+def as_wanted(
     fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], computes: bool
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns the arguments of a call with floats in place of the symbolic integers where C++ code wants a float.
+    """Returns the arguments of a call with floats, or lists, in place of the symbolic integers where C++ code wants
+    such.
 
     Args:
         fn: the function.
@@ -41,11 +44,16 @@ def with_floats(
     floats, scalars = _places_of(fn)
     if scalars and (computes or type(fn) is FunctionType) and _holds_floats((owner, *args, *kwargs.values())):
         floats = floats | scalars
-    if not floats:
+    lists = _lists_of(fn) if isinstance(fn, compat.OPERATORS) else {}
+    if not floats and not lists:
         return args, kwargs
 
     def wanted(place: Place, value: Any) -> Any:
-        return torch.sym_float(value) if place in floats and type(value) is torch.SymInt else value
+        if type(value) is not torch.SymInt:
+            return value
+        if place in lists:
+            return [value] * lists[place]
+        return torch.sym_float(value) if place in floats else value
 
     return (
         tuple(wanted(position, value) for position, value in enumerate(args, offset)),
@@ -66,6 +74,18 @@ def _places_of(fn: Any) -> tuple[frozenset[Place], frozenset[Place]]:
     if isinstance(fn, compat.OPERATORS) and hasattr(fn, "_schema"):
         return _of_schemas((fn,))
     return _of_name(str(getattr(fn, "__name__", "")).strip("_"))
+
+
+@functools.lru_cache(maxsize=512)
+def _lists_of(fn: Any) -> dict[Place, int]:
+    """Returns the arguments of an operator that are lists which one number may stand for, with their lengths."""
+    op = fn if hasattr(fn, "_schema") else getattr(fn, fn.overloads()[0])
+    return {
+        place: argument.N
+        for position, argument in enumerate(op._schema.arguments)
+        for place in (position, argument.name)
+        if "List" in str(argument.type) and argument.N
+    }
 
 
 @functools.lru_cache(maxsize=512)

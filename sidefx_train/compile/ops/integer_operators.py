@@ -17,6 +17,7 @@ aten = torch.ops.aten
 
 _TYPES = {
     "Tensor": "Tensor", "bool": "bool", "int": "SymInt", "Optional[int]": "SymInt?", "List[int]": "SymInt[]",
+    "number": "Scalar",
 }  # fmt: skip
 
 
@@ -25,11 +26,14 @@ def _define(op: Any, fake: Callable[..., Any], differentiable: bool = True) -> A
     schema = op._schema
     name = f"{schema.name.removeprefix('aten::')}_of_integers"
     given = ", ".join(f"{_TYPES[str(each.type)]} {each.name}" for each in schema.arguments)
+    named = [each.name for each in schema.arguments if each.kwarg_only]
     results = ", ".join("Tensor" for _ in schema.returns)
     results = f"({results})" if len(schema.returns) > 1 else results
     define_operator(
         f"{name}({given}) -> {results}",
-        lambda *args: op(*args),
+        lambda *args: op(
+            *args[: len(args) - len(named)], **dict(zip(named, args[len(args) - len(named) :], strict=True))
+        ),
         fake,
         key="CompositeExplicitAutograd",
         differentiable=differentiable,
@@ -124,6 +128,46 @@ def _image_fake(x: Any, size: Any, kernel: Any, *_: Any) -> torch.Tensor:
 
 COLUMNS = _define(aten.im2col.default, _columns_fake)
 IMAGE = _define(aten.col2im.default, _image_fake)
+
+
+def _like(*given: Any) -> torch.Tensor:
+    return torch.empty_like(next(each for each in given if isinstance(each, torch.Tensor)))
+
+
+ROUNDED = _define(aten.round.decimals, _like)
+POLYGAMMA = _define(aten.polygamma.default, _like)
+HISTOGRAM = _define(aten.histc.default, lambda x, bins, low, high: torch.empty(bins, dtype=x.dtype, device=x.device))
+
+
+class Rounded(torch.autograd.Function):
+    """Decimal rounding: ``apply(input, decimals)``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, decimals: Any) -> Any:
+        """Returns the rounded numbers."""
+        return ROUNDED(x, decimals)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        """Returns zeros."""
+        return torch.zeros_like(grad), None
+
+
+class Polygamma(torch.autograd.Function):
+    """Derivatives of the logarithm of the gamma function: ``apply(order, input)``."""
+
+    @staticmethod
+    def forward(ctx: Any, order: Any, x: Any) -> Any:
+        """Returns the derivatives of an order, one more than ``order``."""
+        ctx.order = order
+        ctx.save_for_backward(x)
+        return POLYGAMMA(order, x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        """Returns the gradient, of the next order."""
+        (x,) = ctx.saved_tensors
+        return None, grad * Polygamma.apply(ctx.order + 1, x)
 
 
 class Mean(torch.autograd.Function):

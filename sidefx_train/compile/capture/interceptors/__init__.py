@@ -29,6 +29,7 @@ from sidefx_train.compile.capture.interceptors.nn import recurrent_layers as rec
 from sidefx_train.compile.capture.interceptors.nn import sparse_embedding as sparse_embedding
 from sidefx_train.compile.capture.interceptors.tensors import comparisons as comparisons
 from sidefx_train.compile.capture.interceptors.tensors import diagonals as diagonals
+from sidefx_train.compile.capture.interceptors.tensors import integer_options as integer_options
 from sidefx_train.compile.capture.interceptors.tensors import nonempty_groups as nonempty_groups
 from sidefx_train.compile.capture.interceptors.tensors import numpy_conversion as numpy_conversion
 from sidefx_train.compile.capture.interceptors.tensors import place_in_storage as place_in_storage

@@ -5,8 +5,8 @@
     python tests/fuzz/changing_integers.py -v                    with the reasons
 
 These are the integers of an operator's samples, and integers in place of the floats there. An operator is captured once
-with its first integer and once more with a symbolic one; then it should replay. One more capture is allowed for a value
-that is special, such as a size of 1. Exits with 1 if results differ from eager's.
+with its first integer and once more with a symbolic one, which further ones replay. Special ones may have a capture of
+their own, such as those that make a size 1. Exits with 1 if results differ from eager's.
 """
 
 from __future__ import annotations
@@ -31,13 +31,32 @@ STRUCTURAL: dict[str, tuple[str, ...]] = {
     "it names a dimension": (
         *("dim", "dim0", "dim1", "dim2", "dimension", "axis", "start_dim", "end_dim"),
         "ind",  # where the dimensions of ``tensorinv`` are cut in two
-        "dims",  # of ``tensordot``: how many dimensions are summed over
+        "dims of tensordot",  # how many are summed over
     ),
-    "it is the number of the results": ("chunks", "sections", "indices"),
-    "it is the number of times that something is repeated, one operation each": ("r", "edge_order", "n of diff"),
-    "it is an enumeration": ("interpolation_mode", "padding_mode", "custom_mask_type"),
+    "it is the number of the results": ("chunks", "sections", "indices", "num_chunks"),
+    "it is the number of times that something is repeated, one operation each": (
+        *("r", "edge_order", "n of diff", "n of linalg.matrix_power", "p of mvlgamma"),
+    ),
+    "it is an enumeration": ("interpolation_mode", "padding_mode", "custom_mask_type", "k of rot90"),
+    "it says how channels are grouped, which decides the kernel": ("groups", "num_groups", "group"),
+    "it is the length of a transform, whose kernel is chosen by it": ("n_fft", "hop_length", "win_length"),
 }
 """Why an argument is one capture for each value, and the names of these arguments."""
+
+RARE: dict[str, tuple[str, ...]] = {
+    "C++ code reads it, and no program is known to change it": (
+        *("correction of cov", "N of linalg.vander", "q of pca_lowrank", "bins of histogram"),
+        *("padding_idx of nn.functional.embedding_bag", "step of unfold", "size of unfold_copy", "step of unfold_copy"),
+        *("kernel_size of nn.functional.max_unpool3d", "stride of nn.functional.max_unpool3d"),
+        *("kernel_size of nn.functional.fractional_max_pool2d", "output_size of nn.functional.fractional_max_pool2d"),
+        *("kernel_size of nn.functional.fractional_max_pool3d", "output_size of nn.functional.fractional_max_pool3d"),
+        *("steps of linspace.tensor_overload", "steps of logspace.tensor_overload"),
+    ),
+    "the operator is called by derivatives alone": tuple(
+        f"{window} of max_pool2d_with_indices_backward" for window in ("kernel_size", "stride", "dilation", "padding")
+    ),
+}
+"""The same for arguments that are captured at each value though another capture could do."""
 
 _MOST, _SAMPLES = 3, 12
 """Limits of the sequences of numbers for a case, and of the samples that are tried for one."""
@@ -61,11 +80,12 @@ def argument_name(op: Any, place: int | str) -> str:
         return str(place)
 
 
-def why_structural(op: Any, place: int | str) -> str:
+def why_excluded(op: Any, place: int | str) -> str:
     """Returns why an argument is one capture for each value; an empty text if it should not be."""
-    name = argument_name(op, place)
-    names = (name, f"{name} of {op.name}")
-    return next((why for why, excluded in STRUCTURAL.items() if any(each in excluded for each in names)), "")
+    name, full = argument_name(op, place), op.full_name if hasattr(op, "full_name") else op.name
+    names = (name, f"{name} of {full}")
+    tables = (*STRUCTURAL.items(), *RARE.items())
+    return next((why for why, excluded in tables if any(each in excluded for each in names)), "")
 
 
 def _is_empty(sample: Any) -> bool:
@@ -115,7 +135,7 @@ def cases(names: tuple[str, ...] = (), kind: str = "float32") -> Iterator[Case]:
             for place, value in [*enumerate(sample.args), *sample.kwargs.items()]:
                 label = f"{name} [{place}]" + (" of floats" if type(value) is float else "")
                 known = type(value) is int or (type(value) is float and place not in SHAPING)
-                if not known or why_structural(op, place) or tried[label] >= _SAMPLES:
+                if not known or why_excluded(op, place) or tried[label] >= _SAMPLES:
                     continue
                 if label in found and len(found[label].values) > 3:
                     continue

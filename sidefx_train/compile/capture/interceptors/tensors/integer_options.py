@@ -113,7 +113,10 @@ _UNFOLD = inspect.signature(lambda input, dimension, size, step: None)
 
 @registry.intercept(torch.Tensor.unfold)
 def _unfold(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Makes windows of a size that changes; torch's tracer does not find products of several symbols."""
+    """Makes windows of a size that changes; not of a step, as torch's tracer does not find products of several symbols.
+
+    Inductor does not compile the gradient of windows by a step other than 1, which chooses between sizes.
+    """
     given = registry.bound_arguments(_UNFOLD, args, kwargs)
     if given is None:
         return ABSENT
@@ -121,6 +124,8 @@ def _unfold(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if not _changes(size) or type(step) is not int or step <= 0 or not _is_plain(x) or not is_static(x):
         return ABSENT
     if type(dim) is not int or not -x.dim() <= dim < x.dim():
+        return ABSENT
+    if step != 1 and x.requires_grad and torch.is_grad_enabled():
         return ABSENT
     length = x.shape[dim]
     if not all(world.truth(each) for each in (size >= 0, size <= length)):

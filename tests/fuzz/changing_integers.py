@@ -82,8 +82,8 @@ def argument_name(op: Any, place: int | str) -> str:
 
 def why_excluded(op: Any, place: int | str) -> str:
     """Returns why an argument is one capture for each value; an empty text if it should not be."""
-    name, full = argument_name(op, place), op.full_name if hasattr(op, "full_name") else op.name
-    names = (name, f"{name} of {full}")
+    name = argument_name(op, place)
+    names = (name, f"{name} of {op.name}", f"{name} of {op.full_name}")
     tables = (*STRUCTURAL.items(), *RARE.items())
     return next((why for why, excluded in tables if any(each in excluded for each in names)), "")
 

@@ -31,7 +31,7 @@ STRUCTURAL: dict[str, tuple[str, ...]] = {
     "it names a dimension": (
         *("dim", "dim0", "dim1", "dim2", "dimension", "axis", "start_dim", "end_dim"),
         "ind",  # where the dimensions of ``tensorinv`` are cut in two
-        "dims of tensordot",  # how many are summed over
+        *("dims of roll", "dims of tensordot"),  # which are rolled; how many are summed over
     ),
     "it is the number of the results": ("chunks", "sections", "indices", "num_chunks"),
     "it is the number of times that something is repeated, one operation each": (

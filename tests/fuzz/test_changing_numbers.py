@@ -68,6 +68,7 @@ def test_all_integers_equal_eager_and_replay(backend):
     assert not [outcome for outcome in found if outcome.kind in (EAGER, EACH_VALUE)]
 
 
+@pytest.mark.slow
 def test_every_exclusion_is_of_an_argument():
     """No argument is named that no operator has, and none twice."""
     names = set()

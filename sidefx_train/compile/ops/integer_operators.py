@@ -21,7 +21,7 @@ _TYPES = {
 }  # fmt: skip
 
 
-def _define(op: Any, fake: Callable[..., Any], differentiable: bool = True) -> Any:
+def _define(op: Any, fake: Callable[..., Any]) -> Any:
     """Defines the form of one of torch's operators that takes symbolic integers, and returns it."""
     schema = op._schema
     name = f"{schema.name.removeprefix('aten::')}_of_integers"
@@ -36,7 +36,6 @@ def _define(op: Any, fake: Callable[..., Any], differentiable: bool = True) -> A
         ),
         fake,
         key="CompositeExplicitAutograd",
-        differentiable=differentiable,
     )
     return getattr(torch.ops.sidefx, name).default
 
@@ -92,7 +91,7 @@ MEANS = {
     dims: _define(op, _mean_fake(dims)) for dims, op in ((2, aten.avg_pool2d.default), (3, aten.avg_pool3d.default))
 }
 MEAN_GRADIENTS = {
-    dims: _define(op, _gradient_fake, differentiable=False)
+    dims: _define(op, _gradient_fake)
     for dims, op in ((2, aten.avg_pool2d_backward.default), (3, aten.avg_pool3d_backward.default))
 }
 MAXIMA = {
@@ -100,7 +99,7 @@ MAXIMA = {
     for dims, op in ((2, aten.max_pool2d_with_indices.default), (3, aten.max_pool3d_with_indices.default))
 }
 MAXIMUM_GRADIENTS = {
-    dims: _define(op, _gradient_fake, differentiable=False)
+    dims: _define(op, _gradient_fake)
     for dims, op in (
         (2, aten.max_pool2d_with_indices_backward.default),
         (3, aten.max_pool3d_with_indices_backward.default),
@@ -171,30 +170,42 @@ class Polygamma(torch.autograd.Function):
 
 
 class Mean(torch.autograd.Function):
-    """Average pooling: ``apply(check, dims, input, kernel, stride, padding, ceil_mode, includes_padding, divisor)``."""
+    """Average pooling: ``apply(dims, input, kernel, stride, padding, ceil_mode, includes_padding, divisor)``."""
 
     @staticmethod
-    def forward(ctx: Any, check: Callable[[], None], dims: int, x: Any, *options: Any) -> Any:
+    def forward(ctx: Any, dims: int, x: Any, *options: Any) -> Any:
         """Returns the means of the windows."""
-        ctx.check, ctx.dims, ctx.options = check, dims, options
+        ctx.dims, ctx.options = dims, options
         ctx.save_for_backward(x)
         return MEANS[dims](x, *options)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         """Returns the gradient of the input, from torch's kernel."""
-        ctx.check()
-        made = MEAN_GRADIENTS[ctx.dims](grad, *ctx.saved_tensors, *ctx.options)
-        return None, None, made, *(None for _ in ctx.options)
+        made = _MeanGradient.apply(ctx.dims, grad, *ctx.saved_tensors, *ctx.options)
+        return None, made, *(None for _ in ctx.options)
+
+
+class _MeanGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, dims: int, grad: Any, x: Any, *options: Any) -> Any:
+        ctx.dims, ctx.options = dims, options
+        ctx.save_for_backward(x)
+        return MEAN_GRADIENTS[dims](grad, x, *options)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        made = Mean.apply(ctx.dims, grad, *ctx.options)
+        return None, made, *map(torch.zeros_like, ctx.saved_tensors), *(None for _ in ctx.options)
 
 
 class Maximum(torch.autograd.Function):
-    """Maximum pooling: ``apply(check, dims, input, kernel, stride, padding, dilation, ceil_mode)``."""
+    """Maximum pooling: ``apply(dims, input, kernel, stride, padding, dilation, ceil_mode)``."""
 
     @staticmethod
-    def forward(ctx: Any, check: Callable[[], None], dims: int, x: Any, *options: Any) -> Any:
+    def forward(ctx: Any, dims: int, x: Any, *options: Any) -> Any:
         """Returns the maxima of the windows and where they are."""
-        ctx.check, ctx.dims, ctx.options = check, dims, options
+        ctx.dims, ctx.options = dims, options
         made, indices = MAXIMA[dims](x, *options)
         ctx.save_for_backward(x, indices)
         ctx.mark_non_differentiable(indices)
@@ -203,19 +214,31 @@ class Maximum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Any, _: Any) -> Any:
         """Returns the gradient of the input, from torch's kernel."""
-        ctx.check()
+        made = _MaximumGradient.apply(ctx.dims, grad, *ctx.saved_tensors, *ctx.options)
+        return None, made, *(None for _ in ctx.options)
+
+
+class _MaximumGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, dims: int, grad: Any, x: Any, indices: Any, *options: Any) -> Any:
+        ctx.dims, ctx.options = dims, options
+        ctx.save_for_backward(x, indices)
+        return MAXIMUM_GRADIENTS[dims](grad, x, *options, indices)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
         x, indices = ctx.saved_tensors
-        made = MAXIMUM_GRADIENTS[ctx.dims](grad, x, *ctx.options, indices)
-        return None, None, made, *(None for _ in ctx.options)
+        made = grad.flatten(-ctx.dims).gather(-1, indices.flatten(-ctx.dims)).view_as(indices)
+        return None, made, torch.zeros_like(x), None, *(None for _ in ctx.options)
 
 
 class AdaptiveMaximum(torch.autograd.Function):
-    """Maximum pooling to a size: ``apply(check, dims, input, size)``."""
+    """Maximum pooling to a size: ``apply(dims, input, size)``."""
 
     @staticmethod
-    def forward(ctx: Any, check: Callable[[], None], dims: int, x: Any, size: Any) -> Any:
+    def forward(ctx: Any, dims: int, x: Any, size: Any) -> Any:
         """Returns the maxima of the windows and where they are."""
-        ctx.check, ctx.dims = check, dims
+        ctx.dims = dims
         made, indices = ADAPTIVE_MAXIMA[dims](x, size)
         ctx.save_for_backward(x, indices)
         ctx.mark_non_differentiable(indices)
@@ -223,38 +246,35 @@ class AdaptiveMaximum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Any, _: Any) -> Any:
-        """Returns the gradient of the input, from torch's kernel."""
-        ctx.check()
-        return None, None, _ADAPTIVE_GRADIENTS[ctx.dims](grad, *ctx.saved_tensors), None
+        """Returns the gradient of the input, from torch's operator, which has a derivative."""
+        return None, _ADAPTIVE_GRADIENTS[ctx.dims](grad, *ctx.saved_tensors), None
 
 
 class Columns(torch.autograd.Function):
-    """The windows of an image as columns: ``apply(check, input, kernel, dilation, padding, stride)``."""
+    """The windows of an image as columns: ``apply(input, kernel, dilation, padding, stride)``."""
 
     @staticmethod
-    def forward(ctx: Any, check: Callable[[], None], x: Any, *options: Any) -> Any:
+    def forward(ctx: Any, x: Any, *options: Any) -> Any:
         """Returns the columns."""
-        ctx.check, ctx.size, ctx.options = check, x.shape[-2:], options
+        ctx.size, ctx.options = list(x.shape[-2:]), options
         return COLUMNS(x, *options)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         """Returns the sums of the gradients of each pixel, from torch's kernel."""
-        ctx.check()
-        return None, IMAGE(grad, list(ctx.size), *ctx.options), None, None, None, None
+        return Image.apply(grad, ctx.size, *ctx.options), None, None, None, None
 
 
 class Image(torch.autograd.Function):
-    """The image of which columns are windows: ``apply(check, input, size, kernel, dilation, padding, stride)``."""
+    """The image of which columns are windows: ``apply(input, size, kernel, dilation, padding, stride)``."""
 
     @staticmethod
-    def forward(ctx: Any, check: Callable[[], None], x: Any, size: Any, *options: Any) -> Any:
+    def forward(ctx: Any, x: Any, size: Any, *options: Any) -> Any:
         """Returns the sums of the windows at each pixel."""
-        ctx.check, ctx.options = check, options
+        ctx.options = options
         return IMAGE(x, size, *options)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         """Returns the gradients of the windows, from torch's kernel."""
-        ctx.check()
-        return None, COLUMNS(grad, *ctx.options), None, None, None, None, None
+        return Columns.apply(grad, *ctx.options), None, None, None, None, None

@@ -14,7 +14,6 @@ import torch
 from torch.nn import functional as F
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.capture.interceptors.derivatives import once_differentiated
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
@@ -143,7 +142,7 @@ def _maxima(dims: int, world: TraceWorld, x: Any, numbers: list[Any], rounds_up:
     if dims == 1:
         x = world.guarded(torch.unsqueeze, (x, -2), {})
         numbers = [_lines(each, first) for each, first in zip(numbers, (1, 1, 0, 1), strict=True)]
-    call = once_differentiated(world, "max_pool"), max(dims, 2), x, *numbers, rounds_up
+    call = max(dims, 2), x, *numbers, rounds_up
     made = world.guarded(integer_operators.Maximum.apply, call, {})
     return [world.guarded(torch.squeeze, (each, -2), {}) for each in made] if dims == 1 else made
 
@@ -180,7 +179,7 @@ def _mean(dims: int, world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str,
         x, divisor = world.guarded(torch.unsqueeze, (x, -2), {}), [None]
         kernel, stride, padding = _lines(kernel, 1), _lines(stride, 1), _lines(padding, 0)
     options = kernel, stride, padding, rounds_up, includes_padding, *divisor
-    call = once_differentiated(world, "avg_pool"), max(dims, 2), x, *options
+    call = max(dims, 2), x, *options
     made = world.guarded(integer_operators.Mean.apply, call, {})
     return world.guarded(torch.squeeze, (made, -2), {}) if dims == 1 else made
 
@@ -201,7 +200,7 @@ def _adaptive(dims: int, with_indices: bool, world: TraceWorld, args: tuple[Any,
         return ABSENT
     if dims == 1:
         x, sizes = world.guarded(torch.unsqueeze, (x, -2), {}), _lines(sizes, 1)
-    call = once_differentiated(world, "adaptive_max_pool"), max(dims, 2), x, sizes
+    call = max(dims, 2), x, sizes
     made = world.guarded(integer_operators.AdaptiveMaximum.apply, call, {})
     if dims == 1:
         made = [world.guarded(torch.squeeze, (each, -2), {}) for each in made]
@@ -245,7 +244,7 @@ def _columns(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     kernel, dilation, padding, stride = windows
     if not _fit(world, given["input"], kernel, stride, padding, dilation, False):
         return ABSENT
-    call = once_differentiated(world, "unfold"), given["input"], *windows
+    call = given["input"], *windows
     return world.guarded(integer_operators.Columns.apply, call, {})
 
 
@@ -266,5 +265,5 @@ def _image(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         count = count * window_count(*each)
     if not world.truth(x.shape[-1] == count) or not world.truth(x.shape[-2] % (kernel[0] * kernel[1]) == 0):
         return ABSENT
-    call = once_differentiated(world, "fold"), x, size, *windows
+    call = x, size, *windows
     return world.guarded(integer_operators.Image.apply, call, {})

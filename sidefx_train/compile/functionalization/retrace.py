@@ -292,8 +292,10 @@ class Retracer:
         bad = (index < use.low) | (index >= use.high)
         clamped = index.clamp(use.low, use.high - 1)
         if use.ignore is not None:
-            bad = bad & (index != use.ignore)
-            clamped = torch.where(index == use.ignore, index, clamped)
+            ignore = self._value(use.ignore) if isinstance(use.ignore, fx.Node) else use.ignore
+            ignore = ignore.value if isinstance(ignore, TensorScalar) else ignore
+            bad = bad & (index != ignore)
+            clamped = torch.where(index == ignore, index, clamped)
         self.flags.append(bad.any())
         return clamped
 

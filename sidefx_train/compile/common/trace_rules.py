@@ -59,8 +59,10 @@ DECIDING_OPTIMIZERS = frozenset({"torch.optim.radam", "torch.optim.asgd", "torch
 INLINED_FUNCTIONS = frozenset(
     {"checkpoint", "custom_function_call", "triplet_margin_with_distance_loss", "get_inner_hook", "inner_hook"}
     | {"gaussian_nll_loss", "__torch_function__", "_pop_mode_temporarily", "flags"}
+    | {"local_response_norm", "lp_pool1d", "lp_pool2d", "lp_pool3d"}
 )
-"""Names in native modules that call back into user code, or check values of tensors, and are therefore inlined."""
+"""Names in native modules that call back into user code, check values of tensors, or call functions that are
+intercepted, and are therefore inlined."""
 
 DEVICE_MODULES = frozenset({"torch.cuda", "torch.xpu", "torch.mps", "torch.mtia", "torch.accelerator"})
 

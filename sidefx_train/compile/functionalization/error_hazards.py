@@ -69,7 +69,7 @@ class IndexUse:
     index: fx.Node
     low: int
     high: int
-    ignore: int | None
+    ignore: int | fx.Node | None
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _size(value: object, dim: int) -> Size | None:
     return shape[dim] if shape else 1  # a 0-dim tensor is indexed like one of size 1
 
 
-def _targets(node: fx.Node) -> tuple[fx.Node, Size | None, int | None] | None:
+def _targets(node: fx.Node) -> tuple[fx.Node, Size | None, int | fx.Node | None] | None:
     """Returns (class indices, number of classes, ignored label) of a loss node."""
     name = node.target._schema.name.split("::")[1]  # type: ignore[union-attr]
     if name in ("nll_loss_forward", "nll_loss2d_forward"):
@@ -111,7 +111,7 @@ def _targets(node: fx.Node) -> tuple[fx.Node, Size | None, int | None] | None:
     return None
 
 
-def _indices(node: fx.Node) -> list[tuple[fx.Node, Size | None, int | None, bool]] | None:
+def _indices(node: fx.Node) -> list[tuple[fx.Node, Size | None, int | fx.Node | None, bool]] | None:
     """Returns (index tensor, indexed size, ignored value, may be negative) of a node that raises on a bad index."""
     name = node.target._schema.name.split("::")[1]  # type: ignore[union-attr]
     loss = _targets(node)
@@ -255,7 +255,7 @@ def factorizes(graph: fx.Graph) -> bool:
     return any(node.target is FACTORIZED for node in graph.nodes)
 
 
-def _indices_in_place(node: fx.Node, name: str) -> list[tuple[fx.Node, Size | None, int | None, bool]] | None:
+def _indices_in_place(node: fx.Node, name: str) -> list[tuple[fx.Node, Size | None, int | fx.Node | None, bool]] | None:
     return _indices(node) if not name.endswith("_") else _indices(_WithoutUnderscore(node, name))  # type: ignore[arg-type]
 
 

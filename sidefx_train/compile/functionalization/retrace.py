@@ -46,8 +46,8 @@ aten = torch.ops.aten
 _PROBE_DISTANCE = 1e-7
 """Distance of a probe from the number in whose place an operator gets it; relative, if that is not 0."""
 _NO_ARITHMETIC = frozenset({operator.getitem, aten.copy.default})
-"""What takes the results of a call, or stores them, and computes nothing; views of arguments are no arithmetic,
-either."""
+"""What takes the results of a call, or stores them, and computes nothing; views of arguments and what is computed with
+sizes are no arithmetic, either."""
 Layout = tuple[tuple[int, ...], tuple[int, ...], int]
 
 
@@ -292,8 +292,10 @@ class Retracer:
         bad = (index < use.low) | (index >= use.high)
         clamped = index.clamp(use.low, use.high - 1)
         if use.ignore is not None:
-            bad = bad & (index != use.ignore)
-            clamped = torch.where(index == use.ignore, index, clamped)
+            ignore = self._value(use.ignore) if isinstance(use.ignore, fx.Node) else use.ignore
+            ignore = ignore.value if isinstance(ignore, TensorScalar) else ignore
+            bad = bad & (index != ignore)
+            clamped = torch.where(index == ignore, index, clamped)
         self.flags.append(bad.any())
         return clamped
 
@@ -415,7 +417,7 @@ class Retracer:
         args, kwargs = tuple(map(probe, args)), {name: probe(value) for name, value in kwargs.items()}
         known = len(self.tracer.graph.nodes)
         made = self._call(node, target, args, kwargs)
-        calls = [each for each in list(self.tracer.graph.nodes)[known:] if not _is_no_arithmetic(each.target)]
+        calls = [each for each in list(self.tracer.graph.nodes)[known:] if not _is_no_arithmetic(each)]
         # One call gets the numbers as they are; several may compute with them, in constants that nothing replaces.
         if len(calls) != 1 or replace_constants(calls[0], instead) != instead.keys():
             raise BackendError("SFX201", f"a number that changes from call to call is an argument of {target}")
@@ -541,8 +543,10 @@ def _has_float(args: tuple[Any, ...]) -> bool:
     return any(isinstance(a, torch.SymFloat) for a in args)
 
 
-def _is_no_arithmetic(target: Any) -> bool:
-    return target in _NO_ARITHMETIC or (isinstance(target, compat.OpOverload) and target.is_view)
+def _is_no_arithmetic(node: fx.Node) -> bool:
+    target = node.target
+    of_sizes = isinstance(node.meta.get("val"), (int, torch.SymInt, torch.SymBool))
+    return of_sizes or target in _NO_ARITHMETIC or (isinstance(target, compat.OpOverload) and target.is_view)
 
 
 def _symbolic(args: tuple[Any, ...]) -> bool:

@@ -9,12 +9,23 @@ import torch
 from torch import fx
 
 _DOUBLES = frozenset({"float", "Optional[float]"})
+_SCALARS = frozenset({"number", "Optional[number]"})
+
+
+def is_double(argument: Any) -> bool:
+    """Returns True if an argument of an operator's schema is a C++ ``double``."""
+    return str(argument.type) in _DOUBLES
+
+
+def is_scalar(argument: Any) -> bool:
+    """Returns True if an argument of an operator's schema is a number of any class."""
+    return str(argument.type) in _SCALARS
 
 
 @lru_cache(maxsize=1024)
 def takes_double(op: Any) -> bool:
     """Returns True if an argument of an operator is a C++ ``double``, which cannot be symbolic."""
-    return any(str(argument.type) in _DOUBLES for argument in op._schema.arguments)
+    return any(map(is_double, op._schema.arguments))
 
 
 def takes_size(node: fx.Node, number: fx.Node) -> bool:

@@ -39,6 +39,21 @@ def _are_consecutive(dims: Iterable[tuple[Any, Any]]) -> bool:
     return True
 
 
+def may_overlap(t: torch.Tensor) -> bool:
+    """Returns True if several elements of a tensor may be one in memory; adds no guard.
+
+    If a size exists only when the graph runs, an expanded tensor counts as such, another one does not.
+    """
+    if any(not isinstance(number, int) and compat.is_unbacked(number) for number in (*t.shape, *t.stride())):
+        return any(isinstance(stride, int) and stride == 0 for stride in t.stride())
+    reach = 0
+    for stride, size in sorted((stride, size) for size, stride in hinted_layout(t) if size != 1):
+        if stride <= reach:
+            return True
+        reach += (size - 1) * stride
+    return False
+
+
 def hinted_layout(t: torch.Tensor) -> list[tuple[int, int]]:
     """Returns (size, stride) of each dimension; for symbolic ones their values in this capture."""
     return [(hint(size), hint(stride)) for size, stride in zip(t.shape, t.stride(), strict=True)]

@@ -179,6 +179,10 @@ def loop_carries_an_expanded_tensor(x):
     return torch.autograd.grad(carried[0].sum() + carried[1].sum(), x)
 
 
+def rows_of_an_expanded_gradient(x):
+    return x.index_fill(0, torch.tensor([0]), 2.0).sum()
+
+
 def product_with_the_number_zero(x):
     return (x.log() * 0).sum().isnan() + x
 
@@ -254,6 +258,7 @@ BUGS = (
     Bug("inductor_workarounds", precision_of_a_complex_number, ((2,),)),
     Bug("inductor_workarounds", rows_in_random_order, ((4, 3),)),
     Bug("inductor_workarounds", loop_carries_an_expanded_tensor, ((4, 3),), trains=True),
+    Bug("inductor_workarounds", rows_of_an_expanded_gradient, ((4, 3),), trains=True),
 )
 
 

@@ -15,6 +15,8 @@ Upstream, ``torch.compile`` included (seen in torch 2.13; each has a program in
   a complex64 number and 0.5 is complex128, and what reads it as complex64 reads other numbers.
 - A loop (``while_loop``, ``scan``, ``map``) keeps what it carries in memory with the strides of the first value: where
   that is expanded, all elements of later values are one.
+- An operation that returns a tensor with some elements replaced works in place where nothing else reads the tensor,
+  even if that is expanded: the gradient of ``index_put`` is zero everywhere if that of its result is one number.
 - The pattern of ``x[torch.randperm(n)[:m]]`` also matches a permutation that is not cut, and then fails because ``m``
   is missing: ``x[torch.randperm(n)]`` of mixup does not compile.
 """
@@ -22,6 +24,7 @@ Upstream, ``torch.compile`` included (seen in torch 2.13; each has a program in
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from types import NoneType
 from typing import Any
 
@@ -30,19 +33,24 @@ from torch import fx
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.graph.fx_utils import emit
-from sidefx_train.compile.graph.strided_layout import is_dense
+from sidefx_train.compile.graph.strided_layout import is_dense, may_overlap
 
 aten = torch.ops.aten
 _SUMS = (aten.add.Tensor, aten.sub.Tensor)
 _LOOPS = tuple(getattr(torch.ops.higher_order, name) for name in ("while_loop", "scan", "map_impl"))
+_REPLACING = (
+    *(aten.index_put.default, aten._unsafe_index_put.default, aten.index_copy.default, aten.index_add.default),
+    *(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor, aten.put.default, aten.slice_scatter.default),
+    *(aten.select_scatter.default, aten.diagonal_scatter.default, aten.as_strided_scatter.default),
+)
 _SAME_PLACES = (aten.alias.default, aten.detach.default, aten.clone.default, aten.slice.Tensor, aten.view.default)
 _POOLINGS = (aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default)
 
 
 def apply_inductor_workarounds(module: fx.GraphModule, fake_mode: Any) -> None:
     """Rewrites sums with an ``alpha``, cumulative sums with a ``dtype``, integer powers of a number, gradients of
-    average pooling with ``ceil_mode`` and of interpolation, loops over tensors that are not contiguous, and complex
-    operations with numbers; also in graphs of branches."""
+    average pooling with ``ceil_mode`` and of interpolation, loops over tensors that are not contiguous, operations that
+    replace elements of expanded tensors, and complex operations with numbers; also in graphs of branches."""
     for inner in module.children():
         if isinstance(inner, fx.GraphModule):
             apply_inductor_workarounds(inner, fake_mode)
@@ -59,7 +67,9 @@ def apply_inductor_workarounds(module: fx.GraphModule, fake_mode: Any) -> None:
         elif node.target is aten.upsample_nearest2d_backward.default and not _divides_sizes(node):
             _interpolate_volume(graph, node, fake_mode)
         elif node.target in _LOOPS and any(map(_has_gaps, node.all_input_nodes)):
-            _lay_out(graph, node, fake_mode)
+            _lay_out(graph, node, fake_mode, filter(_has_gaps, node.all_input_nodes))
+        elif node.target in _REPLACING and may_overlap(node.args[0].meta["val"]):
+            _lay_out(graph, node, fake_mode, [node.args[0]])
         else:
             continue
         found = True
@@ -215,9 +225,9 @@ def _has_gaps(node: fx.Node) -> bool:
     return isinstance(value, torch.Tensor) and not is_dense(value)
 
 
-def _lay_out(graph: fx.Graph, node: fx.Node, fake_mode: Any) -> None:
-    """Has a loop work on contiguous copies."""
-    for given in filter(_has_gaps, node.all_input_nodes):
+def _lay_out(graph: fx.Graph, node: fx.Node, fake_mode: Any, inputs: Iterable[Any]) -> None:
+    """Has an operation work on contiguous copies of some inputs."""
+    for given in inputs:
         with graph.inserting_before(node):
             copy = emit(graph, fake_mode, aten.clone.default, given, memory_format=torch.contiguous_format)
         node.replace_input_with(given, copy)

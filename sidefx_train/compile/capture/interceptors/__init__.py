@@ -22,10 +22,14 @@ from sidefx_train.compile.capture.interceptors.nn import lazy_modules as lazy_mo
 from sidefx_train.compile.capture.interceptors.nn import module_attributes as module_attributes
 from sidefx_train.compile.capture.interceptors.nn import one_hot as one_hot
 from sidefx_train.compile.capture.interceptors.nn import packed_sequences as packed_sequences
+from sidefx_train.compile.capture.interceptors.nn import pixel_shuffle as pixel_shuffle
+from sidefx_train.compile.capture.interceptors.nn import pooling as pooling
 from sidefx_train.compile.capture.interceptors.nn import probabilities as probabilities
 from sidefx_train.compile.capture.interceptors.nn import recurrent_layers as recurrent_layers
 from sidefx_train.compile.capture.interceptors.nn import sparse_embedding as sparse_embedding
 from sidefx_train.compile.capture.interceptors.tensors import comparisons as comparisons
+from sidefx_train.compile.capture.interceptors.tensors import diagonals as diagonals
+from sidefx_train.compile.capture.interceptors.tensors import integer_options as integer_options
 from sidefx_train.compile.capture.interceptors.tensors import nonempty_groups as nonempty_groups
 from sidefx_train.compile.capture.interceptors.tensors import numpy_conversion as numpy_conversion
 from sidefx_train.compile.capture.interceptors.tensors import place_in_storage as place_in_storage

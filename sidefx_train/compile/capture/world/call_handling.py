@@ -71,6 +71,7 @@ _READS_THROUGH = frozenset({np.ndarray, types.MappingProxyType})
 _TEXTS = frozenset({str, bytes, bytearray})
 _CALLS_METHODS_BY_NAME = COMPARES_IDENTITY | ORDERS | {"__repr__", "__str__", "__format__", "__mod__", "format"}
 """Names of functions and methods of Python's own containers and strings that call methods of their arguments."""
+_CHANGING = (torch.SymInt, torch.SymFloat)
 _ASKS = frozenset({types.FunctionType, types.BuiltinFunctionType})
 STANDING = (property, staticmethod, classmethod, types.CellType, types.FunctionType, types.ModuleType)
 """Classes that C code can instantiate; outside instances pass through."""
@@ -412,8 +413,7 @@ class Calls:
             with self.world.functions.running(program=True):
                 return self.guarded(fn, args, kwargs)
         try:
-            numbers = any(type(value) is torch.SymFloat for value in (*args, *kwargs.values()))
-            if not asks and (numbers or type(kwargs.get("correction")) is torch.SymInt):
+            if not asks and any(type(value) in _CHANGING for value in (*args, *kwargs.values())):
                 with functions.running(program=False) if functions.in_program else nullcontext():
                     fn, args, kwargs = self.tracer.proxy_mode.probes.given_to(
                         fn, args, kwargs, self._single, self.world

@@ -224,3 +224,32 @@ def test_gradient_of_nearest_neighbors_between_convolutions(layout, monkeypatch)
     found, wanted = sidefx_train.compile(step, on_failure="raise")(x, weight), step(x, weight)
     torch.testing.assert_close(found, wanted)
     assert found.stride() == wanted.stride()
+
+
+EXPANDED = {
+    "index_put": lambda x, rows: torch.index_put(x, (rows,), x.sum() * 0),
+    "added by index": lambda x, rows: torch.index_put(x, (rows,), x.sum(), accumulate=True),
+    "index_fill": lambda x, rows: x.index_fill(0, rows, 2.0),
+    "index_copy": lambda x, rows: x.index_copy(0, rows, x[:1] * 2),
+    "index_add": lambda x, rows: x.index_add(0, rows, x[:1]),
+    "put": lambda x, rows: torch.put(x, rows, x[0, :1] * 2),
+    "diagonal": lambda x, rows: torch.diagonal_scatter(x, x[0] * 2),
+    "row": lambda x, rows: torch.select_scatter(x, x[0] * 2, 0, 1),
+}
+
+
+@pytest.mark.parametrize("name", EXPANDED)
+@pytest.mark.every(4)
+def test_replaced_elements_of_expanded_tensors(name):
+    """Inductor replaced all elements that are one in memory."""
+
+    def step(x, rows):
+        made = EXPANDED[name](x, rows)
+        of_row = EXPANDED[name]((x[:1] * 2).expand(3, 3), rows)
+        of_number = EXPANDED[name](torch.ones(()).expand(3, 3), rows)
+        return of_row.detach(), of_number, torch.autograd.grad(made.sum(), x)[0]
+
+    x, rows = torch.randn(3, 3, requires_grad=True), torch.tensor([0])
+    compiled = sidefx_train.compile(step, verify=0, on_failure="raise")
+    for wanted, found in zip(step(x, rows), compiled(x, rows), strict=True):
+        torch.testing.assert_close(found, wanted)

@@ -97,6 +97,8 @@ def _scaled(world: TraceWorld, length: Any, factor: Any) -> Any:
     """Returns the size of a scaled dimension; ``None`` for what is no factor."""
     if safe_isinstance(factor, torch.SymFloat):
         return world.computed_numbers.call(int, (torch.sym_float(length) * factor,), {})
+    if safe_isinstance(factor, torch.SymInt):
+        return length * factor if not compat.is_unbacked(factor) and world.truth(factor > 0) else None
     if type(factor) not in (int, float) or not math.isfinite(factor) or factor <= 0:
         return None
     if type(length) is int:

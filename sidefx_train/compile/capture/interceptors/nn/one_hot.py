@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
@@ -23,11 +24,14 @@ if TYPE_CHECKING:
 def _one_hot(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     classes, number = _arguments(*args, **kwargs)
     known = type(classes) is compat.FakeTensor and classes.dtype is torch.int64 and classes.device.type == "cpu"
-    if not known or type(number) is not int or number <= 0:
+    changes = safe_isinstance(number, torch.SymInt) and not compat.is_unbacked(number)
+    if not known or not (changes or type(number) is int) or not world.truth(number > 0):
         return ABSENT
     with torch.no_grad():
         outside = world.guarded(torch.any, ((classes < 0) | (classes >= number),), {})
         if world.grant(outside, False):
+            if changes:  # of which ``one_hot`` wants the value; this is what it computes for fake tensors
+                return (classes.contiguous().unsqueeze(-1) == torch.arange(number)).to(torch.int64)
             return world.guarded(F.one_hot, (classes.contiguous(), number), {})  # as eager lays it out
         made = torch.zeros(*classes.shape, number, dtype=torch.int64)
         return world.guarded(torch.Tensor.scatter_, (made, -1, classes.unsqueeze(-1), 1), {})

@@ -19,8 +19,7 @@ from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.ops import sequences_of_numbers
-from sidefx_train.compile.ops.cumulative_products import Cumprod
-from sidefx_train.compile.ops.padded_lists import PadSequence
+from sidefx_train.compile.ops.symbolic_lengths import Cumprod, PadSequence
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
@@ -34,48 +33,6 @@ def _is_symbolic(value: Any) -> bool:
 
 def _on_host(value: Any) -> bool:
     return safe_isinstance(value, compat.FakeTensor) and value.device.type == "cpu"
-
-
-# ---------------------------------------------------------------------- pooling
-_POOLING = inspect.signature(
-    lambda input, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False: None
-)
-
-
-def _max_pool1d(with_indices: bool, world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    given = registry.bound_arguments(_POOLING, args, kwargs)
-    if given is None:
-        return ABSENT
-    x, *windows, rounds_up, asked = given.values()
-    if not _on_host(x) or x.dim() not in (2, 3) or not any(map(_is_symbolic, x.shape)):
-        return ABSENT
-    kernel, stride, padding, dilation = (_one(each) for each in windows)
-    stride = kernel if stride in (None, ()) else stride
-    if not all(type(each) is int for each in (padding, dilation)) or {type(rounds_up), type(asked)} != {bool}:
-        return ABSENT
-    made: Any
-    if type(kernel) is int and type(stride) is int:
-        made = world.guarded(_pooled, (x, kernel, stride, padding, dilation, rounds_up), {})
-    elif _is_symbolic(kernel) and (padding, dilation) == (0, 1) and kernel == x.shape[-1]:
-        made = world.guarded(torch.max, (x, -1, True), {})
-    else:
-        return ABSENT
-    return tuple(made) if with_indices or asked else made[0]
-
-
-def _one(value: Any) -> Any:
-    """Returns the number of a list of one."""
-    return value[0] if safe_isinstance(value, (tuple, list)) and len(value) == 1 else value
-
-
-def _pooled(x: Any, kernel: int, stride: int, padding: int, dilation: int, rounds_up: bool) -> Any:
-    pairs = (1, kernel), (1, stride), (0, padding), (1, dilation)
-    made = aten.max_pool2d_with_indices.default(x.unsqueeze(-2), *pairs, rounds_up)
-    return [each.squeeze(-2) for each in made]
-
-
-registry.intercept(F.max_pool1d, torch.max_pool1d)(partial(_max_pool1d, False))
-registry.intercept(F.max_pool1d_with_indices, torch.max_pool1d_with_indices)(partial(_max_pool1d, True))
 
 
 # ---------------------------------------------------------------------- turns
@@ -222,16 +179,21 @@ def _spectra(given: dict[str, Any], hop: int, width: int) -> Any:
 _WINDOW = inspect.signature(
     lambda window_length, periodic=True, *numbers, dtype=None, device=None, requires_grad=False: None
 )
-_LINSPACE = inspect.signature(lambda start, end, steps, *, dtype=None, device=None, requires_grad=False: None)
+_SPACED = {
+    torch.linspace: inspect.signature(lambda start, end, steps, *, dtype=None, device=None, requires_grad=False: None),
+    torch.logspace: inspect.signature(
+        lambda start, end, steps, base=10.0, *, dtype=None, device=None, requires_grad=False: None
+    ),
+}
 
 
 def _sequence(function: Any, world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    given = registry.bound_arguments(_LINSPACE if function is torch.linspace else _WINDOW, args, kwargs)
+    given = registry.bound_arguments(_SPACED.get(function, _WINDOW), args, kwargs)
     if given is None:
         return ABSENT
     *numbers, dtype, device, needs_gradient = given.values()
-    if function is torch.linspace:
-        *numbers, length = numbers
+    if function in _SPACED:
+        length = numbers.pop(2)
     else:
         length, periodic, more = numbers
         numbers = [periodic, *more]

@@ -25,6 +25,7 @@ import torch
 from torch import fx
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.recording.probes.integer_arguments import as_wanted
 from sidefx_train.compile.capture.recording.probes.trial_runs import (
     ORDERS,
     Stream,
@@ -61,6 +62,8 @@ _BRANCHING = _POWERS | {
     "rrelu", "special_xlog1py", "std", "std_mean", "trapezoid", "var", "var_mean", "xlogy",
 }  # fmt: skip
 """Functions with a ``Scalar`` whose value C++ code reads, there or in a derivative."""
+_OF_FLOATS = _BRANCHING | {"bucketize", "celu", "searchsorted"}
+"""Functions with a ``Scalar`` whose value C++ code reads even if it is symbolic, unless it is a float."""
 _DERIVED_ONLY = frozenset({"pow", "float_power", "lerp", "special_xlog1py", "xlogy"})
 """Those of :data:`_BRANCHING` whose forward keeps the number symbolic."""
 _FUNCTIONS = frozenset({"torch.nn.functional", "torch.nn.init", "torch.functional", "torch._tensor"})
@@ -107,8 +110,8 @@ class Probes:
             single: rounds a symbolic float to float32; ``None`` if it cannot.
             world: assumes what is needed of a number that only the graph knows.
         """
-        if str(getattr(fn, "__name__", "")) in _VARIANCES and type(kwargs.get("correction")) is torch.SymInt:
-            kwargs = {**kwargs, "correction": torch.sym_float(kwargs["correction"])}
+        if any(type(value) is torch.SymInt for value in (*args, *kwargs.values())):
+            args, kwargs = as_wanted(fn, args, kwargs, str(getattr(fn, "__name__", "")).strip("_") in _OF_FLOATS)
         if compat.is_packet(fn) and _resamples(f"{fn.__name__}.default"):
             changes = any(type(value) is torch.SymFloat for value in (*args, *kwargs.values()))
             fn = fn.default if changes else fn  # of the other overload, numbers are in a list

@@ -21,7 +21,7 @@ from sidefx_train.compile.common.host_programs import OF_NUMPY, HostProgram, Num
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
 from sidefx_train.compile.graph.derived_numbers import as_single
-from sidefx_train.compile.ops.sequences_of_numbers import range_length
+from sidefx_train.compile.ops.sequences_of_numbers import range_length, triangle_size
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.guards.source import Source
@@ -52,6 +52,7 @@ NUMBER_METHODS: frozenset[Any] = frozenset(
 )
 """Methods of numbers that return numbers."""
 
+_OWN = frozenset({as_single, range_length, triangle_size})
 _LITERALS = (bool, int, float, str, type(None), np.bool_, *OF_NUMPY)
 _LARGEST_ARRAY = 256
 """Elements of an array that a program holds, such as the table of ``np.interp``."""
@@ -169,7 +170,7 @@ def _is_known(fn: Any, numbers: list[Any]) -> bool:
         return False
     if safe_isinstance(fn, type):
         return fn in _CLASSES
-    if fn is as_single or fn is range_length:
+    if fn in _OWN:
         return True
     if type(fn) is np.ufunc:  # one may be made of a Python function
         return getattr(np, attribute_of(fn, "__name__", ""), None) is fn

@@ -188,7 +188,7 @@ def find_raising_ops(graph: fx.Graph, aliases: Aliases) -> RaisingOps:
             traced = _source_of(index, size, ignore, written)
             source, way = traced if traced is not None else (None, [])
             low = -size if negative and size is not None else 0
-            if size is None or source is None or source not in placeholders:
+            if size is None or source is None or source not in placeholders or isinstance(ignore, fx.Node):
                 unchecked[node] = None
                 if size is None or size == 0 or index.meta["val"].device.type != "cpu":
                     unknown.add(node)

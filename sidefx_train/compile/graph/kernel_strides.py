@@ -28,7 +28,7 @@ _OF_FACTORIES = frozenset({"dtype", "layout", "device", "pin_memory"})
 
 def lay_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> None:
     """Sets the strides of new fake tensors to the kernel's, where they may differ."""
-    if func._schema.is_mutable or func.is_view:
+    if func._schema.is_mutable or (func.is_view and not _keeps_layout(func)):
         return
     for index, each in enumerate(made if isinstance(made, (list, tuple)) else (made,)):
         if not isinstance(each, torch.Tensor) or type(each) is not compat.FakeTensor:
@@ -37,14 +37,14 @@ def lay_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any)
         single = any(isinstance(n, int) and n == 1 for n in each.shape)
         if single and _keeps_layout(func) and any(map(_is_odd, _tensors(args))):
             strides = _by_kernel(func, args, kwargs)
-        if strides is None and func not in compat.LAYOUTS:
+        if strides is None and not func.is_view and func not in compat.LAYOUTS:
             strides = _by_operands(func, args, kwargs, each, index)
         if strides is not None and strides != tuple(each.stride()):
             compat.set_strides(each, strides)
 
 
 def _keeps_layout(func: Any) -> bool:
-    return torch.Tag.pointwise in func.tags or func in _KEEPS_LAYOUT
+    return func in _KEEPS_LAYOUT or (torch.Tag.pointwise in func.tags and not func.is_view)
 
 
 def unfilled(func: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
@@ -146,6 +146,8 @@ def _by_operands(
 ) -> tuple[int, ...] | None:
     """Returns the strides of a result of an elementwise kernel of the CPU; ``None`` if they are not in doubt."""
     if kwargs or made.device.type != "cpu" or made.dim() < 2 or func.namespace != "aten":
+        return None
+    if any(isinstance(arg, (list, tuple)) for arg in args):
         return None
     places = [i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor) and arg.dim()]
     operands = [args[i] for i in places]

@@ -443,24 +443,6 @@ def test_parameter_of_a_subclass_is_refused():
     assert ("SFX109", reason) in {(b.code, b.reason) for b in report.breaks}
 
 
-def test_sparse_gradient_is_refused():
-    def make() -> Program:
-        model = torch.nn.Sequential(torch.nn.Embedding(9, 6, sparse=True), torch.nn.Flatten(), torch.nn.Linear(6, 3))
-        optimizer = torch.optim.SparseAdam([*model[0].parameters()])
-
-        def step(ids, y):
-            loss = F.cross_entropy(model(ids), y)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss.detach()
-
-        return Program(step, lambda i: (torch.tensor([[1], [i % 3]]), torch.tensor([0, 1])), (model, optimizer))
-
-    report = parity(make, steps=4, captures=None, whole=False)
-    assert "SFX109" in {found.code for found in report.breaks}
-
-
 def test_module_made_in_a_step_after_torch_compile():
     """``torch.compile`` records every module created afterwards; in a captured step that is not a side effect."""
     torch.compile(torch.nn.Linear(2, 2), backend="eager")(torch.ones(2))

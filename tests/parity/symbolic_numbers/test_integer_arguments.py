@@ -287,3 +287,22 @@ def test_second_derivatives_of_windows(name, backend):
 def test_an_operator_called_with_an_integer_for_a_list():
     """It is a capture for each value, and not eager."""
     check(lambda x, k: torch.ops.aten.max_pool2d_with_indices(x[None], 2, k)[0], "eager", (3, 2, 4, 3), 3)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_labels_from_outside_are_checked_with_the_ignored_one(backend):
+    """The check of the labels before the run got a node of the graph for the ignored class."""
+    ignored = [0]
+
+    def step(x, labels):
+        return x.grad_fn is None, F.cross_entropy(x * 2, labels, ignore_index=ignored[0])
+
+    captured = sidefx_train.compile(step, backend=backend)
+    labels = torch.tensor([0, 3, 2, 9])
+    for ignored[0] in (9, -5, 9, -7, 9):
+        x, given = torch.randn(4, 4, requires_grad=True), torch.where(labels == 9, ignored[0], labels)
+        torch.testing.assert_close(captured(x, given)[1], step(x, given)[1])
+    with pytest.raises(IndexError):
+        captured(x, torch.tensor([0, 4, 2, 1]))
+    report = captured.report()
+    assert len(report.captures) == 2 and [each.code for each in report.fallbacks] == ["SFX202"], report

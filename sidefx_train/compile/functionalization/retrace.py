@@ -250,11 +250,13 @@ class Retracer:
     def _as_laid_out(self, node: fx.Node, made: Any) -> Any:
         """Gives a result the layout that it has in the captured graph; a decomposition may have another."""
         if isinstance(made, (list, tuple)):
-            return type(made)(map(self._in_layout_of, made, node.meta["val"]))
+            return tuple(map(self._in_layout_of, made, node.meta["val"]))
         return self._in_layout_of(made, node.meta["val"])
 
     def _in_layout_of(self, made: Any, captured: Any) -> Any:
-        if made is None or (self.options.channels_last and captured.dim() in (4, 5)):
+        if not isinstance(made, torch.Tensor) or not isinstance(captured, torch.Tensor):
+            return made
+        if self.options.channels_last and captured.dim() in (4, 5):
             return made
         return layouts.like_captured(made, tuple(compat.from_functional(made).stride()), captured)
 

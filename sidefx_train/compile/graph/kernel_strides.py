@@ -147,7 +147,7 @@ def _by_operands(
     """Returns the strides of a result of an elementwise kernel of the CPU; ``None`` if they are not in doubt."""
     if kwargs or made.device.type != "cpu" or made.dim() < 2 or func.namespace != "aten":
         return None
-    if any(isinstance(arg, (list, tuple)) for arg in args):
+    if any(isinstance(arg, (list, tuple, *_SYMBOLS)) for arg in args):
         return None
     places = [i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor) and arg.dim()]
     operands = [args[i] for i in places]
@@ -157,7 +157,7 @@ def _by_operands(
         return None
     if not is_static(made) or not _broadcasts(operands, made) or torch.Tag.nondeterministic_seeded in func.tags:
         return None
-    key = func, index, tuple(places), tuple(arg.dtype for arg in args if isinstance(arg, torch.Tensor))
+    key = func, index, tuple(places), tuple(map(_kind, args))
     if key not in _orders:
         _orders[key] = _order_of_operands(func, args, places, index)
     order = _orders[key]
@@ -176,7 +176,7 @@ def _strides_like(layouts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]) 
 
 
 _orders: dict[Any, list[int] | None] = {}
-"""Results of :func:`_order_of_operands` by operator, index of the result, and operands' dtypes."""
+"""Results of :func:`_order_of_operands` by operator, index of the result, operands' dtypes and the other arguments."""
 
 
 def _order_of_operands(func: Any, args: Sequence[Any], places: list[int], index: int) -> list[int] | None:
@@ -196,8 +196,6 @@ def _order_of_operands(func: Any, args: Sequence[Any], places: list[int], index:
         made = made[index] if isinstance(made, (list, tuple)) else made
         return tuple(made.shape) == (2, 3) and tuple(made.stride()) == (1, 2)
 
-    if any(isinstance(arg, _SYMBOLS) for arg in args):
-        return None
     with compat.real_world(), torch.no_grad(), no_warnings():
         try:
             heard = [place for place in places if columns(place)]
@@ -209,6 +207,11 @@ def _order_of_operands(func: Any, args: Sequence[Any], places: list[int], index:
     order = sorted(places, key=lambda a: -sum(found.get((a, b), False) for b in places))
     expected = {(a, b): order.index(a) < order.index(b) for a in places for b in places if a != b}
     return order if found == expected else None
+
+
+def _kind(arg: Any) -> Any:
+    """Returns what the layout of a result may depend on in an argument, other than the layout of an operand."""
+    return arg.dtype if isinstance(arg, torch.Tensor) else (type(arg), arg if isinstance(arg, (int, str)) else None)
 
 
 def _broadcasts(operands: list[torch.Tensor], made: torch.Tensor) -> bool:

@@ -21,22 +21,25 @@ _TYPES = {
 }  # fmt: skip
 
 
-def _define(op: Any, fake: Callable[..., Any]) -> Any:
-    """Defines the form of one of torch's operators that takes symbolic integers, and returns it."""
+def _define(op: Any, fake: Callable[..., Any], elementwise: bool = False) -> Any:
+    """Defines the form of one of torch's operators that takes symbolic integers, and returns it.
+
+    The operands of one that is not elementwise are made contiguous, so that results are, as ``fake`` says.
+    """
     schema = op._schema
     name = f"{schema.name.removeprefix('aten::')}_of_integers"
     given = ", ".join(f"{_TYPES[str(each.type)]} {each.name}" for each in schema.arguments)
     named = [each.name for each in schema.arguments if each.kwarg_only]
     results = ", ".join("Tensor" for _ in schema.returns)
     results = f"({results})" if len(schema.returns) > 1 else results
-    define_operator(
-        f"{name}({given}) -> {results}",
-        lambda *args: op(
-            *args[: len(args) - len(named)], **dict(zip(named, args[len(args) - len(named) :], strict=True))
-        ),
-        fake,
-        key="CompositeExplicitAutograd",
-    )
+
+    def run(*args: Any) -> Any:
+        if not elementwise:
+            args = tuple(arg.contiguous() if isinstance(arg, torch.Tensor) else arg for arg in args)
+        positional = len(args) - len(named)
+        return op(*args[:positional], **dict(zip(named, args[positional:], strict=True)))
+
+    define_operator(f"{name}({given}) -> {results}", run, fake, key="CompositeExplicitAutograd")
     return getattr(torch.ops.sidefx, name).default
 
 
@@ -133,8 +136,8 @@ def _like(*given: Any) -> torch.Tensor:
     return torch.empty_like(next(each for each in given if isinstance(each, torch.Tensor)))
 
 
-ROUNDED = _define(aten.round.decimals, _like)
-POLYGAMMA = _define(aten.polygamma.default, _like)
+ROUNDED = _define(aten.round.decimals, _like, elementwise=True)
+POLYGAMMA = _define(aten.polygamma.default, _like, elementwise=True)
 HISTOGRAM = _define(aten.histc.default, lambda x, bins, low, high: torch.empty(bins, dtype=x.dtype, device=x.device))
 
 

@@ -85,13 +85,21 @@ def _some_rows(
 def _coalesce(indices: torch.Tensor, values: torch.Tensor, size: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     with compat.recording_autograd(), torch.no_grad():
         made = _parts(_rows(indices, values, size, False).coalesce())
-        return made if values.shape[0] > 1 else (made[0].clone(), made[1].clone())
+        if values.shape[0] < 2:
+            return made[0].clone(), made[1].clone()  # they are the operand's
+        return made[0].contiguous(), made[1].contiguous()  # rows of indices have gaps where some were equal
 
 
 def _coalesce_fake(indices: torch.Tensor, values: torch.Tensor, size: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    return _some_rows(indices, values, min(_fewest(values), 1), values.shape[0])
+
+
+def _fewest(values: torch.Tensor) -> int:
+    """Returns a number of rows that there are at least."""
     count: Any = values.shape[0]
-    some = type(count) is int or not compat.is_unbacked(count) or compat.known_truth(count >= 1)
-    return _some_rows(indices, values, 1 if some else 0, count)  # a known number is at least two
+    if type(count) is int:
+        return count
+    return int(not compat.is_unbacked(count) or bool(compat.known_truth(count >= 1)))
 
 
 define_operator(
@@ -129,8 +137,8 @@ def _sum_fake(
     size: list[int],
     alpha: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    counts = [part.shape[0] for part in (values, more_values)]
-    return _some_rows(indices, values, max((n for n in counts if type(n) is int), default=1), sum(counts))
+    most = values.shape[0] + more_values.shape[0]
+    return _some_rows(indices, values, max(_fewest(values), _fewest(more_values)), most)
 
 
 define_operator(

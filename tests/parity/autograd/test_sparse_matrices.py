@@ -478,3 +478,18 @@ def second_derivative(matrix: Any, hidden: torch.Tensor, weights: torch.Tensor) 
 @pytest.mark.parametrize("use", [learned_coalesced, learned_values, second_derivative])
 def test_other_uses_of_learned_values(use: Any) -> None:
     parity(learning(use), steps=3, captures=None, whole=False)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_indices_of_coalesced_duplicates(backend):
+    """The kernel's indices have gaps: there were more of them before equal ones were added."""
+
+    def step(places, values):
+        made = torch.sparse_coo_tensor(places, values, (4, 5)).coalesce()
+        return made.indices()[1] * 10 + made.indices()[0], made.values() * 2
+
+    captured = sidefx_train.compile(step, backend=backend)
+    for _ in range(3):
+        given = torch.tensor([[3, 0, 3, 1, 0, 2], [4, 1, 4, 0, 1, 3]]), torch.randn(6)
+        for have, want in zip(captured(*given), step(*given), strict=True):
+            torch.testing.assert_close(have, want)

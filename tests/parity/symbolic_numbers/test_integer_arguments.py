@@ -306,3 +306,61 @@ def test_labels_from_outside_are_checked_with_the_ignored_one(backend):
         captured(x, torch.tensor([0, 4, 2, 1]))
     report = captured.report()
     assert len(report.captures) == 2 and [each.code for each in report.fallbacks] == ["SFX202"], report
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_random_integers_have_no_gradient(backend):
+    bound = [0]
+
+    def step(x):
+        y = x * 2
+        y.random_(bound[0])
+        (grad,) = torch.autograd.grad((y * x).sum(), x)
+        return y.detach(), grad
+
+    captured = sidefx_train.compile(step, backend=backend)
+    for bound[0] in (3, 5, 9, 7):
+        found = []
+        for run in (step, captured):
+            torch.manual_seed(0)
+            found.append(run(torch.arange(4.0, requires_grad=True)))
+        assert all(map(torch.equal, *found))
+    with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
+        sidefx_train.compile(lambda x: x.random_(bound[0]), backend=backend)(torch.ones(3, requires_grad=True))
+
+
+def test_windows_of_parts_of_a_tensor():
+    """The offset of an input in memory is not that of the capture."""
+    size, held = [0], torch.arange(40.0)
+    captured = sidefx_train.compile(lambda x: x.unfold(0, size[0], 1) * 2, backend="eager")
+    for offset, size[0] in ((0, 2), (3, 3), (7, 4), (11, 5), (2, 3)):
+        assert torch.equal(captured(held[offset : offset + 9]), held[offset : offset + 9].unfold(0, size[0], 1) * 2)
+
+
+def test_windows_of_an_expanded_tensor():
+    size = [0]
+
+    def step(x):
+        rows = x.expand(6, 3).detach().requires_grad_()
+        return torch.autograd.grad(rows.unfold(0, size[0], 1).sum(), rows)[0]
+
+    captured = sidefx_train.compile(step, backend="eager")
+    for size[0] in (2, 3, 4, 3):
+        x = torch.ones(1, 3)
+        assert torch.equal(captured(x), step(x))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_windows_of_images_that_a_convolution_made(backend):
+    """Its results may be laid out by channels."""
+    kernel = [0]
+    convolution = torch.nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
+
+    def step(x):
+        y = F.avg_pool2d(convolution(x), kernel[0], 1)
+        return torch.autograd.grad(y.transpose(1, 3).contiguous().sin().sum(), convolution.weight)[0]
+
+    captured = sidefx_train.compile(step, backend=backend)
+    for kernel[0] in (2, 3, 4, 3):
+        x = torch.randn(2, 3, 10, 10).to(memory_format=torch.channels_last)
+        torch.testing.assert_close(captured(x), step(x), rtol=1e-4, atol=1e-3)

@@ -30,8 +30,9 @@ def _one_hot(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     with torch.no_grad():
         outside = world.guarded(torch.any, ((classes < 0) | (classes >= number),), {})
         if world.grant(outside, False):
-            if changes:  # of which ``one_hot`` wants the value; this is what it computes for fake tensors
-                return (classes.contiguous().unsqueeze(-1) == torch.arange(number)).to(torch.int64)
+            if changes:  # ``one_hot`` wants the value; this is what it computes for fake tensors
+                every = torch.arange(number, device=classes.device)
+                return (classes.contiguous().unsqueeze(-1) == every).to(torch.int64)
             return world.guarded(F.one_hot, (classes.contiguous(), number), {})  # as eager lays it out
         made = torch.zeros(*classes.shape, number, dtype=torch.int64)
         return world.guarded(torch.Tensor.scatter_, (made, -1, classes.unsqueeze(-1), 1), {})

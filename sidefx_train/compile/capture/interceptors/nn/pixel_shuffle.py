@@ -1,6 +1,6 @@
 """``F.pixel_shuffle`` and ``F.pixel_unshuffle`` by a factor that changes, which torch takes as a plain number.
 
-Both put the elements of a tensor in another order: a view of more dimensions, turned and copied.
+Both put the elements of a tensor in another order: a view of more dimensions, permuted and copied.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def _reordered(
         split, order = (channels, factor, factor, height, width), (0, 3, 1, 4, 2)
         shape = (channels, height * factor, width * factor)
     dims = (*range(len(outer)), *(len(outer) + dim for dim in order))
-    turned = world.guarded(
+    permuted = world.guarded(
         torch.Tensor.permute, (world.guarded(torch.Tensor.view, (x, (*outer, *split)), {}), dims), {}
     )
-    copied = world.guarded(torch.clone, (turned,), {"memory_format": torch.contiguous_format})
+    copied = world.guarded(torch.clone, (permuted,), {"memory_format": torch.contiguous_format})
     return world.guarded(aten._unsafe_view.default, (copied, [*outer, *shape]), {})
 
 

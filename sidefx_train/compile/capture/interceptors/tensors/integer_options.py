@@ -14,7 +14,7 @@ from sidefx_train import torch_compat as compat
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
-from sidefx_train.compile.graph.strided_layout import is_static
+from sidefx_train.compile.graph.strided_layout import is_static, may_overlap
 from sidefx_train.compile.ops import integer_operators
 
 if TYPE_CHECKING:
@@ -87,6 +87,8 @@ def _random(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     x, bounds, generator = given.values()
     if not _is_plain(x) or not x.is_contiguous() or generator is not None or x.dtype is torch.bool:
         return ABSENT
+    if x.requires_grad and torch.is_grad_enabled():  # autograd records the draw, or raises
+        return ABSENT
     drawn = world.interp.call(torch.randint, (*bounds, tuple(x.shape)), {"dtype": x.dtype, "device": x.device})
     with torch.no_grad():
         return world.guarded(torch.Tensor.copy_, (x, drawn), {})
@@ -125,11 +127,11 @@ def _unfold(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         return ABSENT
     if type(dim) is not int or not -x.dim() <= dim < x.dim():
         return ABSENT
-    if step != 1 and x.requires_grad and torch.is_grad_enabled():
-        return ABSENT
+    if x.requires_grad and torch.is_grad_enabled() and (step != 1 or may_overlap(x)):
+        return ABSENT  # the gradient of ``as_strided`` is divided among elements in one place
     length = x.shape[dim]
     if not all(world.truth(each) for each in (size >= 0, size <= length)):
         return ABSENT
     sizes, strides = list(x.shape), list(x.stride())
     sizes[dim], strides[dim] = (length - size) // step + 1, step * x.stride(dim)
-    return world.guarded(torch.as_strided, (x, [*sizes, size], [*strides, x.stride(dim)], x.storage_offset()), {})
+    return world.guarded(torch.as_strided, (x, [*sizes, size], [*strides, x.stride(dim)]), {})

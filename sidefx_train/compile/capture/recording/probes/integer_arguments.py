@@ -70,7 +70,7 @@ def _places_of(fn: Any) -> tuple[frozenset[Place], frozenset[Place]]:
     """Returns the arguments of a function, by position and name, that are floats, and those that are numbers of any
     class."""
     if type(fn) is FunctionType:
-        return frozenset(), _annotated(fn) if fn.__module__.startswith("torch.") else frozenset()
+        return frozenset(), _annotated(fn) if (fn.__module__ or "").startswith("torch.") else frozenset()
     if isinstance(fn, compat.OPERATORS) and hasattr(fn, "_schema"):
         return _of_schemas((fn,))
     return _of_name(str(getattr(fn, "__name__", "")).strip("_"))

@@ -53,8 +53,8 @@ def tensor_shadow(heap: ShadowTableAPI, real: torch.Tensor, source: Source) -> A
     if real.is_nested:
         heap.refuse("SFX109", f"{source.label} is a nested tensor of strided layout")
     if real.layout is not torch.strided:
-        for stand_in in (sparse_matrix, sparse_shadow):
-            made = stand_in(heap, real, source)
+        for make_shadow in (sparse_matrix, sparse_shadow):
+            made = make_shadow(heap, real, source)
             if made is not ABSENT:
                 return made
         heap.refuse("SFX109", f"{source.label} has layout {real.layout}")

@@ -368,6 +368,7 @@ from sidefx_train.torch_compat.symbolic_math import plain_number as plain_number
 from sidefx_train.torch_compat.symbolic_math import symbolic_function as symbolic_function
 from sidefx_train.torch_compat.symbols import SYMBOLS as SYMBOLS
 from sidefx_train.torch_compat.symbols import UNHASHABLE_NUMBER as UNHASHABLE_NUMBER
+from sidefx_train.torch_compat.symbols import are_changing_integers as are_changing_integers
 from sidefx_train.torch_compat.symbols import comes_from_float as comes_from_float
 from sidefx_train.torch_compat.symbols import deferred_conditions as deferred_conditions
 from sidefx_train.torch_compat.symbols import dimension_of as dimension_of
@@ -377,6 +378,7 @@ from sidefx_train.torch_compat.symbols import has_unbacked_sizes as has_unbacked
 from sidefx_train.torch_compat.symbols import hint_of as hint_of
 from sidefx_train.torch_compat.symbols import interpret_symbolic as interpret_symbolic
 from sidefx_train.torch_compat.symbols import is_equality as is_equality
+from sidefx_train.torch_compat.symbols import is_symbolic_integer as is_symbolic_integer
 from sidefx_train.torch_compat.symbols import is_unbacked as is_unbacked
 from sidefx_train.torch_compat.symbols import known_truth as known_truth
 from sidefx_train.torch_compat.symbols import mark_numpy as mark_numpy

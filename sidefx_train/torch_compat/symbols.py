@@ -137,6 +137,17 @@ def forgets_symbol(operands: tuple[Any, ...], result: Any) -> bool:
 _UNBACKED = (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)
 
 
+def is_symbolic_integer(value: Any) -> bool:
+    """Returns True for a symbolic integer; runs no code of the value."""
+    return type(value) is torch.SymInt
+
+
+def are_changing_integers(*numbers: Any) -> bool:
+    """Returns True if some numbers are symbolic integers, all with values that may be compared."""
+    symbols = [each for each in numbers if is_symbolic_integer(each)]
+    return bool(symbols) and not any(map(is_unbacked, symbols))
+
+
 def is_unbacked(number: Any) -> bool:
     """Returns True if the number is known only when the graph runs (it depends on data)."""
     return not number.node.has_hint()

@@ -127,16 +127,8 @@ def _sum(
         return indices.clone(), values.clone()  # they may be longer than they show, or an operand's
 
 
-def _sum_fake(
-    indices: torch.Tensor,
-    values: torch.Tensor,
-    coalesced: bool,
-    more_indices: torch.Tensor,
-    more_values: torch.Tensor,
-    more_coalesced: bool,
-    size: list[int],
-    alpha: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _sum_fake(indices: torch.Tensor, values: torch.Tensor, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    more_values: torch.Tensor = given[2]
     most = values.shape[0] + more_values.shape[0]
     return _some_rows(indices, values, max(_fewest(values), _fewest(more_values)), most)
 
@@ -158,9 +150,7 @@ def _add_(
     return dense
 
 
-def _add_fake(
-    dense: torch.Tensor, indices: torch.Tensor, values: torch.Tensor, coalesced: bool, alpha: float
-) -> torch.Tensor:
+def _add_fake(dense: torch.Tensor, *rows: Any) -> torch.Tensor:
     return dense
 
 
@@ -168,9 +158,7 @@ def _added(dense: torch.Tensor, *rows: Any) -> torch.Tensor:
     return _add_(dense.clone(), *rows)
 
 
-def _added_fake(
-    dense: torch.Tensor, indices: torch.Tensor, values: torch.Tensor, coalesced: bool, alpha: float
-) -> torch.Tensor:
+def _added_fake(dense: torch.Tensor, *rows: Any) -> torch.Tensor:
     return torch.empty_like(dense)
 
 

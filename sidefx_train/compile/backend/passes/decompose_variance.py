@@ -6,6 +6,7 @@ one loop, whose rows stay in the nearest cache; sums over rows can also be block
 
 A sum of float32 is rounded after each addition: of equal numbers the mean may be off by 1e-5 of them, which a norm with
 an epsilon of 1e-5 multiplies by 300. The differences from the first mean are summed too, which corrects both results.
+If a number is infinite, its row has an undefined mean, and not an infinite one.
 """
 
 from __future__ import annotations

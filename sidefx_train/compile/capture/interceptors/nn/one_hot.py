@@ -14,7 +14,6 @@ from torch.nn import functional as F
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
-from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 def _one_hot(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     classes, number = _arguments(*args, **kwargs)
     known = type(classes) is compat.FakeTensor and classes.dtype is torch.int64 and classes.device.type == "cpu"
-    changes = safe_isinstance(number, torch.SymInt) and not compat.is_unbacked(number)
+    changes = compat.are_changing_integers(number)
     if not known or not (changes or type(number) is int) or not world.truth(number > 0):
         return ABSENT
     with torch.no_grad():

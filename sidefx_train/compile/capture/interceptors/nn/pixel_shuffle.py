@@ -33,7 +33,7 @@ def _reordered(
     if given is None:
         return ABSENT
     x, factor = given.values()
-    if not safe_isinstance(factor, torch.SymInt) or compat.is_unbacked(factor):
+    if not compat.are_changing_integers(factor):
         return ABSENT
     if not safe_isinstance(x, compat.FakeTensor) or x.dim() < 3 or not x.is_contiguous() or not world.truth(factor > 0):
         return ABSENT

@@ -42,21 +42,11 @@ _COLUMNS = inspect.signature(lambda input, kernel_size, dilation=1, padding=0, s
 _IMAGE = inspect.signature(lambda input, output_size, kernel_size, dilation=1, padding=0, stride=1: None)
 
 
-def _is_symbolic(value: Any) -> bool:
-    return safe_isinstance(value, torch.SymInt)
-
-
-def _changes(numbers: Numbers) -> bool:
-    """Returns True if some numbers are symbolic, and all have values that may be compared."""
-    symbols = [each for each in numbers if _is_symbolic(each)]
-    return bool(symbols) and not any(map(compat.is_unbacked, symbols))
-
-
 def _spread(value: Any, dims: int) -> Numbers | None:
     """Returns one integer for each dimension; ``None`` for what is no such list."""
     found = list(value) if safe_isinstance(value, (tuple, list)) else [value]
     found = found * dims if len(found) == 1 else found
-    known = len(found) == dims and all(type(each) is int or _is_symbolic(each) for each in found)
+    known = len(found) == dims and all(type(each) is int or compat.is_symbolic_integer(each) for each in found)
     return found if known else None
 
 
@@ -112,14 +102,14 @@ def _maximum(dims: int, with_indices: bool, world: TraceWorld, args: tuple[Any, 
 def _maximum_of_line(world: TraceWorld, x: Any, numbers: list[Any], rounds_up: bool) -> Any:
     """Pools lines of symbolic length by plain windows, or by one window as long as the line."""
     on_host = safe_isinstance(x, compat.FakeTensor) and x.device.type == "cpu"
-    if not on_host or x.dim() not in (2, 3) or not any(map(_is_symbolic, x.shape)):
+    if not on_host or x.dim() not in (2, 3) or not any(map(compat.is_symbolic_integer, x.shape)):
         return ABSENT
     (kernel,), (stride,), (padding,), (dilation,) = numbers
     if not all(type(each) is int for each in (padding, dilation)):
         return ABSENT
     if type(kernel) is int and type(stride) is int:
         return world.guarded(_pooled_line, (x, kernel, stride, padding, dilation, rounds_up), {})
-    if _is_symbolic(kernel) and (padding, dilation) == (0, 1) and kernel == x.shape[-1]:
+    if compat.is_symbolic_integer(kernel) and (padding, dilation) == (0, 1) and kernel == x.shape[-1]:
         return world.guarded(torch.max, (x, -1, True), {})
     return ABSENT
 
@@ -132,7 +122,7 @@ def _pooled_line(x: Any, kernel: int, stride: int, padding: int, dilation: int, 
 
 def _maxima(dims: int, world: TraceWorld, x: Any, numbers: list[Any], rounds_up: bool) -> Any:
     """Pools by windows that change."""
-    if not _changes([*chain(*numbers)]) or not _is_known(x, dims):
+    if not compat.are_changing_integers(*chain(*numbers)) or not _is_known(x, dims):
         return ABSENT
     kernel, stride, padding, dilation = numbers
     if not _at_most_half(world, kernel, padding, dilation):
@@ -167,7 +157,7 @@ def _mean(dims: int, world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str,
         return ABSENT
     kernel, stride, padding = numbers
     dilation = [1] * dims
-    if not _changes([*chain(kernel, stride, padding), *divisor]):
+    if not compat.are_changing_integers(*chain(kernel, stride, padding), *divisor):
         return ABSENT
     if not all(each is None or (type(each) in (int, torch.SymInt) and world.truth(each != 0)) for each in divisor):
         return ABSENT
@@ -196,7 +186,11 @@ def _adaptive(dims: int, with_indices: bool, world: TraceWorld, args: tuple[Any,
         return ABSENT
     x, size, asked = given.values()
     sizes = _spread(size, dims)
-    if sizes is None or not _changes(sizes) or not all(world.truth(each > 0) for each in (*sizes, *x.shape)):
+    if (
+        sizes is None
+        or not compat.are_changing_integers(*sizes)
+        or not all(world.truth(each > 0) for each in (*sizes, *x.shape))
+    ):
         return ABSENT
     if dims == 1:
         x, sizes = world.guarded(torch.unsqueeze, (x, -2), {}), _lines(sizes, 1)
@@ -222,7 +216,7 @@ def _adaptive_mean_of_line(world: TraceWorld, args: tuple[Any, ...], kwargs: dic
     if given is None or not _is_known(given["input"], 1):
         return ABSENT
     sizes = _spread(given["output_size"], 1)
-    if sizes is None or not _changes(sizes):
+    if sizes is None or not compat.are_changing_integers(*sizes):
         return ABSENT
     image = world.guarded(torch.unsqueeze, (given["input"], -2), {})
     return world.guarded(torch.squeeze, (world.guarded(F.adaptive_avg_pool2d, (image, _lines(sizes, 1)), {}), -2), {})
@@ -239,7 +233,7 @@ def _columns(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if given is None or not _is_known(given["input"], 2):
         return ABSENT
     windows = _windows_of(given)
-    if None in windows or not _changes([*chain(*windows)]):
+    if None in windows or not compat.are_changing_integers(*chain(*windows)):
         return ABSENT
     kernel, dilation, padding, stride = windows
     if not _fit(world, given["input"], kernel, stride, padding, dilation, False):
@@ -255,7 +249,7 @@ def _image(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     if given is None or not _is_known(given["input"], 1):
         return ABSENT
     x, size, windows = given["input"], _spread(given["output_size"], 2), _windows_of(given)
-    if size is None or None in windows or not _changes([*size, *chain(*windows)]):
+    if size is None or None in windows or not compat.are_changing_integers(*size, *chain(*windows)):
         return ABSENT
     kernel, dilation, padding, stride = windows
     count: Any = 1

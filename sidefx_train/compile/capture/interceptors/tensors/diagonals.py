@@ -31,10 +31,6 @@ _DIAG = inspect.signature(lambda input, diagonal=0: None)
 _FLAT = inspect.signature(lambda input, offset=0: None)
 
 
-def _changes(value: Any) -> bool:
-    return safe_isinstance(value, torch.SymInt) and not compat.is_unbacked(value)
-
-
 def _dims(x: Any, dim1: Any, dim2: Any, more: int = 0) -> tuple[int, int] | None:
     """Returns two different dimensions, counted from 0; ``None`` for what is no such pair.
 
@@ -69,7 +65,7 @@ def _diagonal(
     signature: inspect.Signature, copies: bool, world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     given = registry.bound_arguments(signature, args, kwargs)
-    if given is None or not _changes(given["offset"]):
+    if given is None or not compat.are_changing_integers(given["offset"]):
         return ABSENT
     x, offset, dim1, dim2 = given.values()
     dims = _dims(x, dim1, dim2)
@@ -98,7 +94,7 @@ def _filled(world: TraceWorld, x: Any, offset: Any, dims: tuple[int, int]) -> An
 @registry.intercept(torch.diag_embed, torch.Tensor.diag_embed)
 def _diag_embed(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     given = registry.bound_arguments(_EMBED, args, kwargs)
-    if given is None or not _changes(given["offset"]):
+    if given is None or not compat.are_changing_integers(given["offset"]):
         return ABSENT
     x, offset, dim1, dim2 = given.values()
     dims = _dims(x, dim1, dim2, more=1)
@@ -108,7 +104,7 @@ def _diag_embed(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]
 @registry.intercept(torch.diag, torch.Tensor.diag)
 def _diag(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     given = registry.bound_arguments(_DIAG, args, kwargs)
-    if given is None or not _changes(given["diagonal"]):
+    if given is None or not compat.are_changing_integers(given["diagonal"]):
         return ABSENT
     x, offset = given.values()
     if not safe_isinstance(x, compat.FakeTensor) or x.dim() not in (1, 2) or x.layout is not torch.strided:
@@ -121,7 +117,11 @@ def _diag(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 @registry.intercept(torch.diagflat, torch.Tensor.diagflat)
 def _diagflat(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     given = registry.bound_arguments(_FLAT, args, kwargs)
-    if given is None or not _changes(given["offset"]) or not safe_isinstance(given["input"], compat.FakeTensor):
+    if (
+        given is None
+        or not compat.are_changing_integers(given["offset"])
+        or not safe_isinstance(given["input"], compat.FakeTensor)
+    ):
         return ABSENT
     line = world.guarded(torch.Tensor.reshape, (given["input"], -1), {})
     return _filled(world, line, given["offset"], (0, 1))
@@ -130,7 +130,7 @@ def _diagflat(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 @registry.intercept(torch.diagonal_scatter, torch.Tensor.diagonal_scatter)
 def _diagonal_scatter(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     given = registry.bound_arguments(_SCATTER, args, kwargs)
-    if given is None or not _changes(given["offset"]):
+    if given is None or not compat.are_changing_integers(given["offset"]):
         return ABSENT
     x, source, offset, dim1, dim2 = given.values()
     dims = _dims(x, dim1, dim2)
@@ -152,7 +152,8 @@ def _triangle(lower: bool, world: TraceWorld, args: tuple[Any, ...], kwargs: dic
     if given is None:
         return ABSENT
     *numbers, dtype, device, layout = given.values()
-    if not any(map(_changes, numbers)) or not all(type(each) in (int, torch.SymInt) for each in numbers):
+    known = all(type(each) in (int, torch.SymInt) for each in numbers)
+    if not known or not any(map(compat.are_changing_integers, numbers)):
         return ABSENT
     if (
         dtype is not torch.int64

@@ -26,9 +26,8 @@ _HISTC = inspect.signature(lambda input, bins=100, min=0, max=0: None)
 
 
 def _changes(*numbers: Any) -> bool:
-    """Returns True if some numbers are symbolic, all with values that may be compared."""
-    symbols = [each for each in numbers if safe_isinstance(each, torch.SymInt)]
-    return bool(symbols) and not any(map(compat.is_unbacked, symbols)) and not compat.inside_transform()
+    """Returns True if some numbers are symbolic, all with values that may be compared, outside of ``torch.func``."""
+    return compat.are_changing_integers(*numbers) and not compat.inside_transform()
 
 
 def _is_plain(x: Any) -> bool:

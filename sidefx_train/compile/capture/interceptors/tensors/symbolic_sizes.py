@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 
-def _is_symbolic(value: Any) -> bool:
-    return safe_isinstance(value, torch.SymInt)
-
-
 def _on_host(value: Any) -> bool:
     return safe_isinstance(value, compat.FakeTensor) and value.device.type == "cpu"
 
@@ -43,7 +39,7 @@ _ROT90 = inspect.signature(lambda input, k=1, dims=(0, 1): None)
 def _rot90(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Guards the number of quarter turns up to whole ones: there are four results."""
     given = registry.bound_arguments(_ROT90, args, kwargs)
-    if given is None or not _is_symbolic(given["k"]) or compat.is_unbacked(given["k"]):
+    if given is None or not compat.are_changing_integers(given["k"]):
         return ABSENT
     quarters = given["k"] % 4
     turns = next(turns for turns in (0, 1, 2, 3) if turns == 3 or world.truth(quarters == turns))
@@ -111,7 +107,7 @@ def _pad_sequence(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _has_symbolic_sizes(tensors: Iterable[Any]) -> bool:
-    return any(map(_is_symbolic, (length for each in tensors for length in each.shape)))
+    return any(map(compat.is_symbolic_integer, (length for each in tensors for length in each.shape)))
 
 
 # ---------------------------------------------------------------------- products of all elements before
@@ -128,7 +124,7 @@ def _cumprod(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     records = x.requires_grad and torch.is_grad_enabled() and not compat.inside_transform()
     if not records or x.is_complex() or dtype is not None or type(dim) is not int or not -x.dim() <= dim < x.dim():
         return ABSENT
-    if not _is_symbolic(x.shape[dim]):
+    if not compat.is_symbolic_integer(x.shape[dim]):
         return ABSENT
     return world.guarded(Cumprod.apply, (once_differentiated(world, "cumprod"), x, dim), {})
 
@@ -144,7 +140,9 @@ def _stft(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         return ABSENT
     x, n_fft, hop, width, window, center, _, normalized, onesided, as_complex, *aligned = given.values()
     hop, width = n_fft // 4 if hop is None else hop, n_fft if width is None else width
-    known = _on_host(x) and x.is_floating_point() and x.dim() in (1, 2) and any(map(_is_symbolic, x.shape))
+    known = (
+        _on_host(x) and x.is_floating_point() and x.dim() in (1, 2) and any(map(compat.is_symbolic_integer, x.shape))
+    )
     known = known and type(center) is type(normalized) is bool and (onesided is None or type(onesided) is bool)
     if not known or not all(type(each) is int for each in (n_fft, hop, width)) or aligned not in ([], [None], [False]):
         return ABSENT
@@ -197,7 +195,7 @@ def _sequence(function: Any, world: TraceWorld, args: tuple[Any, ...], kwargs: d
     else:
         length, periodic, more = numbers
         numbers = [periodic, *more]
-    if not _is_symbolic(length) or needs_gradient is not False or not all(map(_is_number, numbers)):
+    if not compat.is_symbolic_integer(length) or needs_gradient is not False or not all(map(_is_number, numbers)):
         return ABSENT
     dtype = torch.get_default_dtype() if dtype is None else dtype
     device = torch.get_default_device() if device is None else device

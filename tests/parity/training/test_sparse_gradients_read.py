@@ -70,6 +70,19 @@ def clips_values(table: Any, log: list[Any]) -> None:
     log.append(norm)
 
 
+def measures(table: Any, log: list[Any]) -> None:
+    for grad in (table.weight.grad, table.weight.grad.detach().coalesce()):
+        log += [grad.norm(), grad.norm(1), grad.data.norm(float("inf")), torch.norm(grad, 3), grad.norm(0).item()]
+        log += [grad.sum(), grad.sum(dtype=torch.float64), torch.sparse.sum(grad), torch.isnan(grad).any()]
+
+
+def computes_elements(table: Any, log: list[Any]) -> None:
+    for grad in (table.weight.grad, table.weight.grad.detach().coalesce()):
+        found = [grad.abs(), grad.sign(), grad.abs().sqrt(), grad**2, grad.square(), grad.pow(3), grad.isinf()]
+        found += [grad.tanh(), grad.nan_to_num(1.0), grad.relu(), grad.double(), grad.to(torch.bfloat16)]
+        log += [*found, torch.zeros_like(grad), *(each.is_coalesced() for each in found)]
+
+
 AFTER = {
     "looks": looks,
     "coalesces": coalesces,
@@ -79,6 +92,8 @@ AFTER = {
     "sums": summed,
     "replaces": replaces,
     "clips values": clips_values,
+    "measures": measures,
+    "elements": computes_elements,
 }
 
 

@@ -296,6 +296,39 @@ class SparseTensors:
     def _sub_(self, a: torch.Tensor, b: Any, *, alpha: Any = 1) -> torch.Tensor:
         return self._add_(a, b, alpha=-alpha)
 
+    def _power(self, x: torch.Tensor, exponent: Any) -> torch.Tensor:
+        if type(exponent) not in (int, float) or exponent == 0:
+            self.refuse(aten.pow.Tensor_Scalar, "of a sparse tensor, to a power that is zero or changes")
+        rows = self.known(self.coalesce(x))
+        return self._new(x.shape, Rows(aten.clone.default(rows.indices), rows.values.pow(exponent), True))
+
+    def _total(self, x: torch.Tensor, *, dtype: Any = None) -> torch.Tensor:
+        return aten.sum.default(self.known(x).values, dtype=dtype)  # type: ignore[no-any-return]
+
+    def _any(self, x: torch.Tensor) -> torch.Tensor:
+        return aten.any.default(self.known(x).values)  # type: ignore[no-any-return]
+
+    def _norm(self, x: torch.Tensor, p: Any = 2, dim: Any = (), keepdim: bool = False) -> torch.Tensor:
+        if (
+            keepdim
+            or not (type(p) in (int, float) or p is None)
+            or sorted(each % x.dim() for each in dim) not in ([], [0, 1])
+        ):
+            self.refuse(aten.norm.ScalarOpt_dim, "of some dimensions of a sparse tensor, or of a power that changes")
+        return aten.linalg_vector_norm.default(self.known(self.coalesce(x)).values, 2 if p is None else p)  # type: ignore[no-any-return]
+
+    def _converted(self, x: torch.Tensor, *, dtype: Any = None, device: Any = None, **other: Any) -> torch.Tensor:
+        if dtype is None or torch.device(device or "cpu").type != "cpu" or any(other.values()) or dtype.is_complex:
+            self.refuse(aten._to_copy.default, "of a sparse tensor to what has no dtype of real numbers on the CPU")
+        rows = self.known(x)
+        values = aten._to_copy.default(rows.values, dtype=dtype)
+        return self._new(x.shape, Rows(aten.clone.default(rows.indices), values, rows.coalesced))
+
+    def _zeros(self, x: torch.Tensor, *, dtype: Any = None, **_: Any) -> torch.Tensor:
+        rows = self.known(x)
+        values = rows.values.new_empty(0, *x.shape[1:], dtype=dtype or x.dtype)
+        return self._new(x.shape, Rows(rows.indices.new_empty(1, 0), values, True))
+
 
 def _accumulates() -> bool:
     """Returns True while autograd sets the gradient of a leaf, which is not to be differentiated."""
@@ -336,6 +369,16 @@ def _on_values(op: Any) -> Callable[..., torch.Tensor]:
     return rule
 
 
+def _of_sums(op: Any) -> Callable[..., torch.Tensor]:
+    """Returns the rule of an operator that computes each element, where rows of equal indices are added first."""
+
+    def rule(tensors: SparseTensors, x: torch.Tensor, *numbers: Any) -> torch.Tensor:
+        rows = tensors.known(tensors.coalesce(x))
+        return tensors._new(x.shape, Rows(aten.clone.default(rows.indices), op(rows.values, *numbers), True))
+
+    return rule
+
+
 def _into(op: Any) -> Callable[..., torch.Tensor]:
     """The same for one that writes to its operand. Eager's kernel gives it new values, unlike that of ``div_``."""
     compute = _on_values(op)
@@ -360,6 +403,10 @@ def _in_place(op: Any) -> Callable[..., torch.Tensor]:
     return rule
 
 
+_OF_SUMS = (
+    "abs asin asinh atan atanh ceil erf expm1 floor frac isinf isnan isneginf isposinf log1p nan_to_num relu round sgn "
+    "sign signbit sin sinh sqrt tan tanh trunc"
+)
 _RULES: dict[Any, Callable[..., Any]] = {
     aten._indices.default: SparseTensors._indices,
     aten._values.default: SparseTensors._values,
@@ -392,4 +439,11 @@ _RULES: dict[Any, Callable[..., Any]] = {
     aten.mul_.Scalar: _into(aten.mul.Scalar),
     aten.div_.Tensor: _in_place(aten.div_.Tensor),
     aten.div_.Scalar: _in_place(aten.div_.Scalar),
+    aten.pow.Tensor_Scalar: SparseTensors._power,
+    aten.sum.default: SparseTensors._total,
+    aten.any.default: SparseTensors._any,
+    aten.norm.ScalarOpt_dim: SparseTensors._norm,
+    aten._to_copy.default: SparseTensors._converted,
+    aten.zeros_like.default: SparseTensors._zeros,
+    **{op: _of_sums(op) for op in (getattr(aten, name).default for name in _OF_SUMS.split())},
 }

@@ -256,16 +256,22 @@ class TensorRebuilder(ABC):
         return safe_isinstance(value.grad_fn, torch.autograd.function.BackwardCFunction)
 
     def replace_storages(self, changes: list[Effect]) -> None:
-        """Replaces the storages of outside tensors, all at once, before anything else is computed from them."""
-        lines: list[str] = []
-        for change in changes:
-            if change.kind in ("set_data", "grow"):
-                owner, value = self.writer.value(change.target), self.prepared(change.value)
-                enlarges = change.kind == "grow"
-                lines.append(
-                    f"{self.writer.constant(grow)}({owner}, {value})" if enlarges else f"{owner}.data = {value}"
-                )
-        self.lines += lines
+        """Replaces the storages of outside tensors, all at once, before anything else is computed from them.
+
+        Enlarged ones come first: another tensor may get one of them.
+        """
+        enlarged = [
+            f"{self.writer.constant(grow)}({self.writer.value(change.target)}, {self.prepared(change.value)})"
+            for change in changes
+            if change.kind == "grow"
+        ]
+        self.lines += enlarged
+        replaced = [
+            f"{self.writer.value(change.target)}.data = {self.prepared(change.value)}"
+            for change in changes
+            if change.kind == "set_data"
+        ]
+        self.lines += replaced
 
     def entry_aliases(self) -> list[str]:
         """Returns code for aliases of outside tensors in their entry storage, from which outputs are made."""

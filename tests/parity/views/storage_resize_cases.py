@@ -285,3 +285,43 @@ def memory_of_a_view():
         return view + 1
 
     return (t, view), step, numbers
+
+
+@case
+def set_data_to_a_resized_tensor():
+    t, resized = torch.zeros(3), torch.tensor(1.5)
+    alias = t.data
+
+    def step(x):
+        resized.resize_(3).copy_(x)
+        t.data = resized
+        resized.add_(1)
+        return alias * 2
+
+    return (t, alias, resized), step, numbers
+
+
+@case
+def set_data_to_an_out_argument():
+    t, out = torch.zeros(3), torch.tensor(1.5)
+
+    def step(x):
+        torch.sin(x, out=out)
+        t.data = out
+        return out
+
+    return (t, out), step, numbers
+
+
+@case
+def swaps_data_with_a_resized_tensor():
+    t, resized = torch.zeros(2, 3), torch.tensor(1.5)
+
+    def step(x):
+        resized.resize_(2, 3).copy_(x.expand(2, 3))
+        before = t.data
+        t.data = resized.data.t()
+        resized.data = before
+        return t + 1
+
+    return (t, resized), step, numbers

@@ -25,6 +25,7 @@ GuardKind = Literal[
     "empty_cell",
     "method",
     "runs_code_when_freed",
+    "exposes_position",
     "names",
     "code",
     # containers (kinds/containers.py)

@@ -73,6 +73,7 @@ from sidefx_train.compile.common.distributed_models import refuse_if_distributed
 from sidefx_train.compile.common.host_programs import OF_NUMPY
 from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.plain_values import CONTAINERS, DEFINITIONS, is_derived, is_member_of_c_enum, is_plain
+from sidefx_train.compile.common.positioned_iterators import TYPES, WRAPPERS, exposes_position
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import deletes, safe_isinstance
 from sidefx_train.errors import Location
@@ -264,12 +265,15 @@ class ShadowTable(ShadowTableAPI):
             counted = count_record(self, real, source)
             if counted is not None:
                 return self.register(counted)
-        if cls in iterators.OPAQUE and handed_in:
+        if cls in iterators.OPAQUE:
             return self.register(iterators.outside_iterator(self, real, source))
-        if cls in iterators.TYPES and handed_in:
-            if source.label in self.specialization.native_iterators:
+        if cls in TYPES:
+            native = not handed_in or source.label in self.specialization.native_iterators
+            if native or not exposes_position(real):
                 return self.register(iterators.outside_iterator(self, real, source))
             self.iterators.append(source)
+            if cls in WRAPPERS:
+                self.guard("exposes_position", source, True)
             made = iterators.shadow_iterator(self, real, source)
             return self.register(iterators.IteratorRecord(self, real, made, source))
         if cls in (types.BuiltinMethodType, types.MethodWrapperType) and _has_owner(real):

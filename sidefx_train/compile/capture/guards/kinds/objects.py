@@ -13,6 +13,7 @@ from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.guards.source_writer import Writer
 from sidefx_train.compile.capture.interpreter.generator_finalizers import runs_code_when_freed
 from sidefx_train.compile.common.plain_values import DERIVED_FROM, exact_value, is_set
+from sidefx_train.compile.common.positioned_iterators import exposes_position
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import descriptor_of
 
@@ -177,6 +178,20 @@ class RunsCodeWhenFreed(Kind):
 
     def check(self, guard: Guard, value: Any, arguments: Arguments) -> tuple[bool, Any]:
         return runs_code_when_freed(value) is not guard.value, "suspended elsewhere or of another class"
+
+
+@register("exposes_position")
+class ExposesPosition(Kind):
+    """The iterator has a position, and alone advances the iterators that it wraps, or not."""
+
+    def describe(self, guard: Guard) -> str:
+        return f"{guard.source.label} {'has' if guard.value else 'has not'} the iterators that it wraps for itself"
+
+    def python_test(self, writer: Writer, guard: Guard) -> str:
+        return f"{writer.constant(exposes_position)}({writer.value(guard.source)}) is not {guard.value}"
+
+    def check(self, guard: Guard, value: Any, arguments: Arguments) -> tuple[bool, Any]:
+        return exposes_position(value) is not guard.value, "another iterator"
 
 
 class _Definition(Kind):

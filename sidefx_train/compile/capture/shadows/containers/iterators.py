@@ -25,6 +25,7 @@ import torch
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.interpreter.generator_finalizers import HOLDERS, ClosingStandIn, has_pending_finally
 from sidefx_train.compile.capture.shadows.records import Record
+from sidefx_train.compile.common.positioned_iterators import TYPES, WRAPPERS
 from sidefx_train.compile.common.sentinels import NATIVE_CODE
 from sidefx_train.compile.common.thread_warnings import no_warnings
 from sidefx_train.compile.common.type_checks import safe_isinstance
@@ -32,12 +33,6 @@ from sidefx_train.compile.common.type_checks import safe_isinstance
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
 
-
-_ITERATED: tuple[Any, ...] = ([], (), "", range(0), range(1 << 70))
-_SEQUENCES = tuple(type(iter(sequence)) for sequence in _ITERATED)
-_WRAPPERS = (enumerate, zip)
-TYPES: frozenset[type] = frozenset({*_SEQUENCES, *_WRAPPERS, type(reversed([]))})
-"""Classes whose instances can be shadowed at their position."""
 
 REBUILT: frozenset[type] = TYPES | {
     type(iter({})),
@@ -141,6 +136,12 @@ class NativeIterator:
 
     def __next__(self) -> Any:
         self.refuse()
+
+    def __length_hint__(self) -> int:
+        self.refuse()
+
+    def __repr__(self) -> str:
+        self.refuse()  # it has the address of the real one
 
     def __getattr__(self, name: str) -> Any:
         """Returns a method such as ``send``; calling it stops the capture."""
@@ -297,7 +298,7 @@ def _given(heap: ShadowTableAPI, inside: Source, part: tuple[Any, ...], names: t
 
 
 def shadow_iterator(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
-    """Returns the shadow of an outside iterator; guards everything it depends on."""
+    """Returns the shadow of an outside iterator that exposes its position; guards everything it depends on."""
     heap.guard("type", source, type(real))
     reduced = real.__reduce__()
     whole = heap.sources.call(heap.sources.slot(source, "__reduce__"))
@@ -309,9 +310,7 @@ def shadow_iterator(heap: ShadowTableAPI, real: Any, source: Source) -> Any:
         place = heap.sources.item(arguments, i)
         if type(part) is int:
             heap.guard("equal", place, part)
-        elif type(real) in _WRAPPERS:
-            if id(part) in heap.by_real or type(part) not in TYPES:
-                heap.refuse("SFX103", f"continues the outside iterator {source.label}, which wraps another iterator")
+        elif type(real) in WRAPPERS:
             part = shadow_iterator(heap, part, place)
         else:
             part = heap.shadow(part, place)

@@ -19,6 +19,7 @@ from sidefx_train.compile.capture.world.native_call_facts import inside
 from sidefx_train.compile.capture.world.native_calls.builtin_methods import concrete_within
 from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.library_modules import is_library
+from sidefx_train.compile.common.positioned_iterators import TYPES
 from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
 
 if TYPE_CHECKING:
@@ -98,8 +99,8 @@ _REPORTS = frozenset({"call", "log", "print"})
 
 
 def check_printing(world: CaptureContext, fn: Any, args: tuple[Any, ...]) -> None:
-    """Guards how NumPy prints arrays if C code is about to make text of one; refuses text of an outside autograd node,
-    whose class and address are others in the capture."""
+    """Guards how NumPy prints arrays if C code is about to make text of one; refuses text of an outside autograd node
+    and of an outside iterator, whose addresses are others in the capture."""
     if attribute_of(fn, "__name__", "").strip("_") not in _MAKES_TEXT:
         return
     leaves = [leaf for value in (attribute_of(fn, "__self__"), *args) for leaf in inside(value)]
@@ -107,6 +108,8 @@ def check_printing(world: CaptureContext, fn: Any, args: tuple[Any, ...]) -> Non
         world.context.guard_numpy_printing()
     if world.heap.outside_nodes and any(id(leaf) in world.heap.outside_nodes for leaf in leaves):
         world.heap.refuse("SFX111", "makes text of a node in an autograd graph from before the step")
+    if any(type(leaf) in TYPES and world.heap.record_of(leaf) is not None for leaf in leaves):
+        world.heap.refuse("SFX103", "makes text of an iterator from before the step")
 
 
 _MAKES_TEXT = frozenset(

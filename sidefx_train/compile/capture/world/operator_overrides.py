@@ -38,7 +38,7 @@ from sidefx_train.compile.capture.world.native_call_facts import HASHED, joins, 
 from sidefx_train.compile.capture.world.native_calls import (
     builtin_methods,
 )
-from sidefx_train.compile.capture.world.symbolic_numbers import number_subclasses
+from sidefx_train.compile.capture.world.symbolic_numbers import graph_functions, number_subclasses
 from sidefx_train.compile.capture.world.symbolic_numbers.domain_errors import needs_values, operator_raises
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.plain_values import CONTAINERS
@@ -184,6 +184,8 @@ class Operators:
         computed = self._of_drawn(name, args)
         if computed is not ABSENT:
             return computed
+        if name == "invert" and type(args[0]) is torch.SymInt:  # torch has none
+            return -args[0] - 1
         traced = any(type(value) in _TRACED for value in args)
         if traced and name in _OF_NUMBERS and any(map(_is_truth, args)):
             args = self._with_integers(name, args)
@@ -225,6 +227,8 @@ class Operators:
                     return made
             if by_value:
                 found = self.world.computed_numbers.call(builtin_methods.OPERATORS[name], args, {})
+                if found is ABSENT:
+                    found = graph_functions.call(self.world, builtin_methods.OPERATORS[name], args, {})
                 if found is not ABSENT:
                     return found
                 args = builtin_methods.concrete_within(args)

@@ -25,6 +25,7 @@ from sidefx_train.compile.functionalization.op_rewrites import (
     CHANNELS_LAST,
     REWRITES,
     batch_norm_with_changing_numbers,
+    slice_of_unknown_length,
 )
 from sidefx_train.compile.functionalization.optimizer_tail import is_fused_update
 from sidefx_train.compile.functionalization.scalar_placement import ScalarPlan, is_scalar_node
@@ -362,6 +363,10 @@ class Retracer:
             return [aten.select.int(args[0], dim, place) for place in range(len(node.meta["val"]))]
         if compat.is_random(target) and args and isinstance(args[0], torch.Tensor):
             return self._draw(node, target, args, kwargs)
+        if self.options.tensor_scalars and not self._is_written(node):
+            made = slice_of_unknown_length(node, args)
+            if made is not None:
+                return made
         if target is aten.view.default and self.options.channels_last:
             args = (self._laid_out(node, args[0]), *args[1:])
         if target is operator.getitem and type(args[1]) is int:

@@ -181,6 +181,13 @@ for _method in NUMBER_METHODS:
     registry.intercept(_method)(functools.partial(_number_method, _method))
 
 
+@registry.intercept(hash)
+def _hash_of_number(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Computes the hash of a changing integer; dicts and sets read its value."""
+    is_integer = len(args) == 1 and not kwargs and type(args[0]) is torch.SymInt
+    return _number_method(hash, world, args, kwargs) if is_integer else ABSENT
+
+
 @registry.intercept(pickle.dumps)
 def _pickled(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Pickles plain values (libraries have such keys of their caches): no code of the program runs, and nothing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import operator
@@ -204,7 +205,8 @@ class Operators:
             self.world.calls.reads.refuse_unshadowed(builtin_methods.OPERATORS[name], args)
             if name in ("getitem", "setitem") and safe_isinstance(first, torch.Tensor):
                 args = (first, self._numbers_of(args[1]), *args[2:])
-                view = symbolic_indexing.view_of(first, args[1], self.world.calls.run_native, self.world.grant)
+                run, clamp = self.world.calls.run_native, self._clamp if name == "getitem" else None
+                view = symbolic_indexing.view_of(first, args[1], run, self.world.grant, clamp)
                 if view is ABSENT:
                     self._refuse_unknown_index(args[1])
                 if view is not ABSENT:
@@ -350,6 +352,13 @@ class Operators:
         if limited:
             limited[0].refuse(self.heap)
         return ABSENT
+
+    @property
+    def _clamp(self) -> Any:
+        """The function that clamps ends of slices; ``None`` where they stay as they are, or end a part."""
+        spec = self.world.specialization
+        is_wanted = spec.clamps_slices and not spec.splits_slices
+        return functools.partial(graph_functions.slice_length, self.world) if is_wanted else None
 
     def _refuse_unknown_index(self, index: Any) -> None:
         for part in index if safe_isinstance(index, tuple) else (index,):

@@ -1,7 +1,8 @@
 """Python's functions of numbers that only the graph knows: ``math.gcd(n, 4)``, ``n.bit_length()``, ``pow(n, 2, 7)``.
 
-An operator of the graph calls the function (``ops/number_programs.py``). Its program begins with the values of tensors,
-so that the arithmetic in between is Python's as well. Where the function may raise, the graph checks that it does not.
+An operator of the graph calls the function (``ops/number_operators.py``). Its program begins with the values of
+tensors, so that the arithmetic in between is Python's as well. Where the function may raise, the graph checks that it
+does not.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.source_literals import literal
 from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.graph.number_expressions import render_number
-from sidefx_train.compile.ops.number_programs import NUMBER_PROGRAM
+from sidefx_train.compile.ops.number_operators import NUMBER_PROGRAM
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.capture_context import CaptureContext
@@ -205,6 +206,20 @@ def call(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwargs: dict[str
     return tuple(found) if len(found) > 1 else found[0]
 
 
+def slice_length(world: CaptureContext, part: slice, size: Any) -> Any:
+    """Returns how many items of a dimension ``x[:n]`` takes; ``None`` for a slice that does not begin at the first."""
+    from_first = part.start is None or (type(part.start) is int and part.start == 0)
+    if world.branching or not from_first or type(part.stop) is not torch.SymInt:
+        return None
+    if type(size) is torch.SymInt and compat.is_unbacked(size):
+        return None
+    program = _Program(world)
+    stop, length = program.text(part.stop), program.text(size)
+    bounds = _within(0.0, float(size) if type(size) is int else 2.0**53)()
+    taken = f"len(range(*slice({stop}).indices({length})))"
+    return None if program.fails else program.result(taken, torch.int64, bounds, True)
+
+
 def _inside(values: Iterable[Any]) -> Iterable[Any]:
     for value in values:
         if type(value) in (list, tuple):
@@ -243,7 +258,7 @@ class _Program:
         if type(value) in (list, tuple):
             return f"[{', '.join(map(self.text, value))}]"
         if type(value) not in (torch.SymInt, torch.SymFloat):
-            return literal(value) or ""
+            return str(literal(value))
         if not self._tracer.has_node(value):
             self.fails = True
             return ""

@@ -16,7 +16,6 @@ TAKES = {
 }
 OTHERS = {
     "last": lambda out, n: out[n:].sum(),
-    "twice": lambda out, n: (out[:n][: n - 1] ** 2).sum(),
     "written": lambda out, n: out.clone()[:n].mul_(2).sum(),
 }
 
@@ -53,4 +52,4 @@ def test_the_slice_is_part_of_the_graph(name):
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_another_slice_is_a_break(name):
-    assert {each.code for each in compare(OTHERS[name]).breaks} == {"SFX106"}
+    assert {each.code for each in compare(OTHERS[name], numbers=(3, 5)).breaks} == {"SFX106"}

@@ -29,6 +29,7 @@ from sidefx_train.compile.functionalization.error_hazards import (
     wait_for_losses,
 )
 from sidefx_train.compile.functionalization.input_views import refuse_unsupported, view_bits, view_layout
+from sidefx_train.compile.functionalization.number_arithmetic import wide_numbers
 from sidefx_train.compile.functionalization.optimizer_tail import Tail, find_tail
 from sidefx_train.compile.functionalization.retrace import Retraced, RetraceOptions, Retracer
 from sidefx_train.compile.functionalization.scalar_placement import (
@@ -92,7 +93,9 @@ def functionalize(
     if communicates(graph) and conditions(graph):
         raise BackendError("SFX201", "a graph with collectives assumes conditions: it could not run again eagerly")
     waiting = deferred_mutations(graph, aliases, left)
-    assumes, factorized = bool(conditions(graph)), factorizes(graph)
+    checks_numbers = tensor_scalars and accelerator_of(graph) is None and not communicates(graph)
+    wide = wide_numbers(plan.late) if checks_numbers else frozenset()
+    assumes, factorized = bool(conditions(graph) or wide), factorizes(graph)
     # Generated code selects the old value in the loop that writes: a deferred update is written, and copied, once more.
     predicated = tensor_scalars and not left and accelerator_of(graph) is None
     if (guarded or assumes or factorized) and not predicated:
@@ -110,6 +113,7 @@ def functionalize(
         aliases.roots,
         written,
         instead or {},
+        wide,
     )
     layout = _Assembler(traced, aliases, plan, tail, counters)
     retraced = Retracer(traced, plan, options).run(layout.wanted())

@@ -19,11 +19,13 @@ from sidefx_train.compile.functionalization import memory_format as layouts
 from sidefx_train.compile.functionalization.error_hazards import FACTORIZED, IndexUse
 from sidefx_train.compile.functionalization.expanded_views import keeps_elements, unexpanded
 from sidefx_train.compile.functionalization.fused_optimizers import fused_update, fused_update_op
+from sidefx_train.compile.functionalization.number_arithmetic import call_number, inexact, number_in
 from sidefx_train.compile.functionalization.number_inputs import NumberInputs
 from sidefx_train.compile.functionalization.op_rewrites import (
     CHANNELS_LAST,
     REWRITES,
     batch_norm_with_changing_numbers,
+    slice_of_unknown_length,
 )
 from sidefx_train.compile.functionalization.optimizer_tail import is_fused_update
 from sidefx_train.compile.functionalization.scalar_placement import ScalarPlan, is_scalar_node
@@ -31,7 +33,6 @@ from sidefx_train.compile.functionalization.synthetic_bases import members, plac
 from sidefx_train.compile.functionalization.tensor_scalar_ops import (
     TensorScalar,
     call_foreach,
-    call_number,
     call_with_scalars,
     has_tensor_scalar,
 )
@@ -67,6 +68,7 @@ class RetraceOptions:
         roots: nodes that created a value's storage.
         written: nodes whose storage is written.
         instead: replacements of nodes' operations.
+        wide: arithmetic on integers whose results may need more than 64 bits, which the graph reports.
     """
 
     decompositions: Any
@@ -80,6 +82,7 @@ class RetraceOptions:
     roots: Mapping[fx.Node, frozenset[fx.Node]] = field(default_factory=dict)
     written: Set[fx.Node] = frozenset()
     instead: Mapping[fx.Node, Callable[..., Any]] = field(default_factory=dict)
+    wide: Set[fx.Node] = frozenset()
 
 
 @dataclass
@@ -360,6 +363,10 @@ class Retracer:
             return [aten.select.int(args[0], dim, place) for place in range(len(node.meta["val"]))]
         if compat.is_random(target) and args and isinstance(args[0], torch.Tensor):
             return self._draw(node, target, args, kwargs)
+        if self.options.tensor_scalars and not self._is_written(node):
+            made = slice_of_unknown_length(node, args)
+            if made is not None:
+                return made
         if target is aten.view.default and self.options.channels_last:
             args = (self._laid_out(node, args[0]), *args[1:])
         if target is operator.getitem and type(args[1]) is int:
@@ -383,11 +390,11 @@ class Retracer:
     def _run(self, node: fx.Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(target, compat.OpOverload):
             if has_tensor_scalar(args):
-                return call_number(target, args)
+                return self._computed(node, target, args)
             return compat.symbolic_function(target)(*args, **kwargs) if _symbolic(args) else target(*args, **kwargs)
         if self.options.tensor_scalars:
             if target is aten._local_scalar_dense.default and not self.numbers.becomes_size(node):
-                return TensorScalar(args[0].reshape(()).to(torch.float64))
+                return number_in(args[0])
             out = call_foreach(target, args, kwargs)
             if out is not NotImplemented:
                 return out
@@ -397,6 +404,14 @@ class Retracer:
         elif not layouts.keeps_layout(target) and not compat.from_functional(args[0]).is_contiguous():
             return args[0].copy_(target(args[0].clone(), *args[1:], **kwargs))
         return target(*args, **kwargs)
+
+    def _computed(self, node: fx.Node, function: Any, args: tuple[Any, ...]) -> TensorScalar:
+        """Runs arithmetic on numbers, and reports integers that do not fit."""
+        if node in self.options.wide:
+            failed = inexact(function, args)
+            if failed is not None:
+                self.flags.append(failed)
+        return call_number(function, args)
 
     def _is_own_constant(self, source: Any) -> bool:
         """Returns True for a 0-dim constant on the host that one operation copies: in a graph of an accelerator, the

@@ -8,7 +8,6 @@ after the graph; if tensors depend on them, they stay tensors.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,29 +20,10 @@ from sidefx_train.compile.common.source_literals import literal
 from sidefx_train.compile.graph.alias_analysis import Aliases
 from sidefx_train.compile.graph.artifacts import EXACT_IN_FLOAT32, PREDICATED, GraphInput, is_scalar
 from sidefx_train.compile.graph.fx_utils import written_args
+from sidefx_train.compile.graph.number_expressions import INFIX, PREFIX, render_number
 
 aten = torch.ops.aten
 
-_INFIX = {
-    operator.add: "+",
-    operator.sub: "-",
-    operator.mul: "*",
-    operator.truediv: "/",
-    operator.floordiv: "//",
-    operator.mod: "%",
-    operator.pow: "**",
-    operator.eq: "==",
-    operator.ne: "!=",
-    operator.lt: "<",
-    operator.le: "<=",
-    operator.gt: ">",
-    operator.ge: ">=",
-    operator.and_: "&",
-    operator.or_: "|",
-    operator.lshift: "<<",
-    operator.rshift: ">>",
-}
-_PREFIX = {operator.neg: "-", operator.pos: "+", operator.not_: "not ", operator.invert: "~"}
 _COUNTER_OPS = {
     aten.add_.Tensor: "+",
     aten.add.Tensor: "+",
@@ -77,7 +57,7 @@ def is_scalar_node(node: fx.Node) -> bool:
     """Returns True if the node's value is a Python number."""
     if "val" in node.meta:
         return is_scalar(node.meta["val"])
-    return node.op == "call_function" and (node.target in _INFIX or node.target in _PREFIX)
+    return node.op == "call_function" and (node.target in INFIX or node.target in PREFIX)
 
 
 @dataclass
@@ -329,24 +309,6 @@ def _is_small_integer(text: str) -> bool:
         return float(text).is_integer() and abs(float(text)) < EXACT_IN_FLOAT32
     except ValueError:
         return False
-
-
-def render_number(node: fx.Node, names: dict[fx.Node, str], functions: dict[Any, str]) -> str | None:
-    """Returns a Python expression of a number node over named operands, or ``None`` for an unknown operation."""
-
-    operands: list[str] = []
-    for arg in node.args:
-        text = names[arg] if isinstance(arg, fx.Node) else literal(arg)
-        if text is None:
-            return None
-        operands.append(text)
-    if node.target in _INFIX:
-        return f"{operands[0]} {_INFIX[node.target]} {operands[1]}"
-    if node.target in _PREFIX:
-        return f"{_PREFIX[node.target]}{operands[0]}"
-    if node.target in functions:
-        return f"{functions[node.target]}({', '.join(operands)})"
-    return None
 
 
 def plan_scalars(graph: fx.Graph, inputs: tuple[GraphInput, ...], aliases: Aliases) -> ScalarPlan:

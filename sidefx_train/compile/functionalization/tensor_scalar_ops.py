@@ -8,7 +8,7 @@ once; so do these.
 
 from __future__ import annotations
 
-import operator
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.ops.number_operators import call_with_tensors, round_number
+from sidefx_train.compile.ops.number_operators import call_with_tensors
 from sidefx_train.errors import BackendError
 
 aten = torch.ops.aten
@@ -24,7 +24,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class TensorScalar:
-    """A Python number held in a 0-dim float64 tensor."""
+    """A Python number held in a 0-dim tensor: a float in float64, an integer in int64."""
 
     value: torch.Tensor
 
@@ -33,12 +33,16 @@ def _bare(value: Any) -> Any:
     return value.value if isinstance(value, TensorScalar) else value
 
 
+def _alike(value: TensorScalar) -> float | int:
+    """Returns a Python number of the type of one in a tensor."""
+    return 0.5 if value.value.dtype.is_floating_point else 1
+
+
 def _as(value: Any, like: torch.Tensor) -> Any:
-    """Returns a number in the dtype of ``like`` (integers are widened to float64 so that 0.5 stays 0.5)."""
+    """Returns a number in the dtype of ``like``, or as it is beside integers: 0.5 stays 0.5."""
     if not isinstance(value, TensorScalar):
         return value
-    dtype = like.dtype if like.dtype.is_floating_point or like.dtype.is_complex else torch.float64
-    return value.value.to(dtype)
+    return value.value.to(like.dtype) if like.dtype.is_floating_point or like.dtype.is_complex else value.value
 
 
 def _times(x: torch.Tensor, factor: Any) -> torch.Tensor:
@@ -80,7 +84,8 @@ def _fill(x: torch.Tensor, value: Any) -> torch.Tensor:
 
 
 def _full(size: Any, value: Any, dtype: Any = None, device: Any = None, **_: Any) -> torch.Tensor:
-    return value.value.to(device=device, dtype=dtype or torch.get_default_dtype()).expand(size).clone()
+    dtype = dtype or torch.result_type(torch.empty(0, dtype=torch.bool), _alike(value))
+    return value.value.to(device=device, dtype=dtype).expand(size).clone()
 
 
 def _full_like(x: torch.Tensor, value: Any, dtype: Any = None, **_: Any) -> torch.Tensor:
@@ -105,12 +110,12 @@ def _where(condition: torch.Tensor, x: Any, y: Any) -> torch.Tensor:
 
 
 def _searchsorted(sequence: torch.Tensor, value: Any, **kwargs: Any) -> torch.Tensor:
-    wanted = value.value.to(torch.result_type(sequence, 0.5))
+    wanted = value.value.to(torch.result_type(sequence, _alike(value)))
     return torch.searchsorted(sequence, wanted, **kwargs)
 
 
 def _bucketize(value: Any, boundaries: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-    return torch.bucketize(value.value.to(torch.result_type(boundaries, 0.5)), boundaries, **kwargs)
+    return torch.bucketize(value.value.to(torch.result_type(boundaries, _alike(value))), boundaries, **kwargs)
 
 
 def _normal(
@@ -126,7 +131,7 @@ def _spaced(op: Any) -> Callable[..., torch.Tensor]:
     def apply(start: Any, end: Any, *rest: Any, **kwargs: Any) -> torch.Tensor:
         ends = (_bare(value) for value in (start, end))
         return op(
-            *(v if isinstance(v, torch.Tensor) else torch.full((), v, dtype=torch.float64) for v in ends),
+            *(v.double() if isinstance(v, torch.Tensor) else torch.full((), v, dtype=torch.float64) for v in ends),
             *rest,
             **kwargs,
         )
@@ -138,7 +143,7 @@ def _logspace(start: Any, end: Any, steps: Any, base: Any = 10.0, *, dtype: Any 
     if not isinstance(base, TensorScalar):
         return _spaced(aten.logspace.Tensor_Tensor)(start, end, steps, base, dtype=dtype, **kwargs)
     exponents = _spaced(aten.linspace.Tensor_Tensor)(start, end, steps, dtype=torch.float64, **kwargs)
-    return torch.pow(base.value.to(exponents.device), exponents).to(dtype or torch.get_default_dtype())
+    return torch.pow(base.value.to(exponents), exponents).to(dtype or torch.get_default_dtype())
 
 
 def _float_range(start: Any, end: Any, step: Any, length: Any, dtype: Any, device: Any) -> torch.Tensor:
@@ -272,16 +277,18 @@ def _product(multiply: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
 
 
 def _elementwise(
-    function: Callable[..., torch.Tensor], operands: int = 2, *, wide: bool = False
+    function: Callable[..., torch.Tensor], operands: int = 2, *, wide: bool = False, to_floats: bool = False
 ) -> Callable[..., torch.Tensor]:
     """Returns the rule of an operation whose first ``operands`` arguments decide the dtype in which it computes.
 
     Args:
         wide: whether eager's kernel computes half precision in float32, its numbers, too, and rounds the result once.
+        to_floats: whether the result is of floats if all operands are integers.
     """
 
     def apply(*args: Any, **kwargs: Any) -> torch.Tensor:
-        given = (0.5 if isinstance(each, TensorScalar) else each for each in args[:operands])
+        given = [_alike(each) if isinstance(each, TensorScalar) else each for each in args[:operands]]
+        given += [0.5] if to_floats else []
         computing, result = compat.elementwise_dtypes(*given)
 
         def cast(value: Any) -> Any:
@@ -294,17 +301,33 @@ def _elementwise(
     return apply
 
 
+_QUOTIENT = _elementwise(torch.div, wide=True, to_floats=True)
+
+
+def _divide(x: Any, y: Any, rounding_mode: str | None = None) -> torch.Tensor:
+    if rounding_mode is None:
+        return _QUOTIENT(x, y)
+    return _elementwise(functools.partial(torch.div, rounding_mode=rounding_mode), wide=True)(x, y)
+
+
+def _power(x: Any, y: Any) -> torch.Tensor:
+    whole = isinstance(x, torch.Tensor) and not (x.is_floating_point() or x.is_complex())
+    if whole and isinstance(y, TensorScalar) and not y.value.is_floating_point():
+        raise BackendError("SFX201", "a power of integers, whose exponent changes from call to call, may raise")
+    return _elementwise(torch.pow)(x, y)
+
+
 _PRODUCTS = {"addmm": _product(torch.mm), "addmv": _product(torch.mv), "baddbmm": _product(torch.bmm)}
 _RULES: dict[str, Callable[..., torch.Tensor]] = {
     "add": _elementwise(_add, wide=True),
     "sub": _elementwise(_sub, wide=True),
     "rsub": _elementwise(_rsub, wide=True),
     "mul": _elementwise(torch.mul, wide=True),
-    "div": _elementwise(torch.div, wide=True),
-    "true_divide": _elementwise(torch.div, wide=True),
+    "div": _divide,
+    "true_divide": _divide,
     "remainder": _elementwise(torch.remainder),
     "fmod": _elementwise(torch.fmod),
-    "pow": _elementwise(torch.pow),
+    "pow": _power,
     "lerp": _elementwise(torch.lerp, wide=True),
     "addcmul": _elementwise(_addcmul, 3, wide=True),
     "addcdiv": _elementwise(_addcdiv, 3, wide=True),
@@ -343,38 +366,6 @@ _RULES: dict[str, Callable[..., torch.Tensor]] = {
     **_PRODUCTS,
     **{name: _elementwise(getattr(torch, name)) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
 }
-
-_NUMBERS: dict[str, Callable[..., torch.Tensor]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "truediv": operator.truediv,
-    "floordiv": lambda x, y: torch.div(_wide(x, y), _wide(y, x), rounding_mode="floor"),
-    "mod": lambda x, y: torch.remainder(_wide(x, y), _wide(y, x)),
-    "pow": lambda x, y: torch.pow(x, y),
-    "neg": operator.neg,
-    "sqrt": torch.sqrt,
-    "exp": torch.exp,
-    "abs": torch.abs,
-    "round": lambda x, digits=None: torch.round(x) if digits is None else round_number(x, digits),
-    **{
-        name: getattr(torch, name)
-        for name in (
-            *("log", "log2", "log10", "log1p", "expm1", "erf", "sin", "cos", "tan", "sinh", "cosh", "tanh"),
-            *("asin", "acos", "atan", "floor", "ceil", "trunc"),
-        )
-    },
-    "max": lambda x, y: torch.maximum(_wide(x, y), _wide(y, x)),
-    "min": lambda x, y: torch.minimum(_wide(x, y), _wide(y, x)),
-    "sym_max": lambda x, y: torch.maximum(_wide(x, y), _wide(y, x)),
-    "sym_min": lambda x, y: torch.minimum(_wide(x, y), _wide(y, x)),
-    "sym_float": lambda x: x,
-    "float": lambda x: x,
-}
-
-
-def _wide(x: Any, like: Any) -> torch.Tensor:
-    return x if isinstance(x, torch.Tensor) else torch.full_like(like, x)
 
 
 def has_tensor_scalar(args: Any) -> bool:
@@ -419,19 +410,6 @@ def _of_kernel(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if made is NotImplemented:
         raise BackendError("SFX201", f"a number that changes from call to call is an argument of {op}")
     return made
-
-
-def call_number(function: Any, args: tuple[Any, ...]) -> TensorScalar:
-    """Runs arithmetic on numbers, some of them 0-dim tensors.
-
-    Raises:
-        BackendError: no tensor form is known.
-    """
-    name = getattr(function, "__name__", str(function)).removeprefix("_sym_")
-    rule = _NUMBERS.get(name)
-    if rule is None:
-        raise BackendError("SFX201", f"{name}() of a number that the graph computes, used by a tensor operation")
-    return TensorScalar(rule(*(_bare(a) for a in args)))
 
 
 def foreach_calls(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, list[tuple[Any, ...]]] | None:

@@ -1,6 +1,7 @@
 """Functions of tensors of symbolic lengths, for which torch's C++ code asks for numbers.
 
-It composes ``pad_sequence`` of the lengths, and the derivative of ``cumprod``.
+It composes ``pad_sequence`` of the lengths, and the derivative of ``cumprod``. Inductor compiles no view of a length
+that only the graph knows; it takes one for the size of an operator's result, so such slices are copies.
 """
 
 from __future__ import annotations
@@ -109,3 +110,36 @@ class Cumprod(torch.autograd.Function):
         of_rest = (behind * grad.masked_fill(zeros_before != 1, 0.0)).sum(dim, keepdim=True)
         ahead = made.gather(dim, (first - 1).relu_()).masked_fill_(first == 0, 1.0)
         return None, torch.where(is_first, of_rest * ahead, found), None
+
+
+def _slice(x: torch.Tensor, dim: int, length: int) -> torch.Tensor:
+    return x.narrow(dim, 0, length).clone(memory_format=torch.contiguous_format)
+
+
+def _slice_fake(x: torch.Tensor, dim: int, length: Any) -> torch.Tensor:
+    return x.new_empty([*x.shape[:dim], length, *x.shape[dim + 1 :]])
+
+
+define_operator(
+    "first_items(Tensor x, int dim, SymInt length) -> Tensor",
+    _slice,
+    _slice_fake,
+    key="CompositeExplicitAutograd",
+)
+
+
+def _slice_gradient(grad: torch.Tensor, size: list[int], dim: int) -> torch.Tensor:
+    made = grad.new_zeros(size)
+    made.narrow(dim, 0, grad.shape[dim]).copy_(grad)
+    return made
+
+
+define_operator(
+    "first_items_backward(Tensor grad, SymInt[] size, int dim) -> Tensor",
+    _slice_gradient,
+    lambda grad, size, dim: grad.new_empty(size),
+    key="CompositeExplicitAutograd",
+)
+
+SLICE = torch.ops.sidefx.first_items.default
+SLICE_BACKWARD = torch.ops.sidefx.first_items_backward.default

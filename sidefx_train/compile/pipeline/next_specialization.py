@@ -73,7 +73,7 @@ def after_refusal(spec: Specialization, traced: TracedGraph) -> Specialization |
     if reads and spec.host_reads and not spec.reads_inputs:
         return replace(spec, reads_inputs=True)
     if reads and not spec.splits_slices and any(map(_slices_by_result, nodes)):
-        return replace(spec, splits_slices=True)
+        return replace(spec, splits_slices=spec.clamps_slices, clamps_slices=not spec.clamps_slices)
     return None
 
 

@@ -215,5 +215,6 @@ class GraphFailures:
         if len(lines) == 1:
             return CaptureFailed("SFX208", str(error), next(iter(lines)), None)
         if not lines:
-            return CaptureFailed("SFX208", "an operation does not accept a size that the graph computes", None, None)
+            reason = "an operation does not accept a size that the graph computes, or an integer has more than 64 bits"
+            return CaptureFailed("SFX208", reason, None, None)
         return CaptureFailed("SFX208", f"{error} ({' or '.join(map(str, lines))})", None, None)

@@ -20,6 +20,7 @@ from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue
 from sidefx_train.compile.capture.shadows.factories import PartialRecord
 from sidefx_train.compile.capture.world.native_calls.builtin_methods import concrete_within
 from sidefx_train.compile.capture.world.native_calls.caller_frames import BEYOND, refuse_callers
+from sidefx_train.compile.capture.world.symbolic_numbers import graph_functions
 from sidefx_train.compile.capture.world.symbolic_numbers.computed_numbers import NUMBER_METHODS
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
@@ -172,11 +173,19 @@ def _number_method(fn: Any, world: TraceWorld, args: tuple[Any, ...], kwargs: di
         return ABSENT
     found = world.computed_objects.call(fn, args, kwargs)
     found = world.computed_numbers.call(fn, args, kwargs) if found is ABSENT else found
+    found = graph_functions.call(world, fn, args, kwargs) if found is ABSENT else found
     return world.guarded(fn, *concrete_within((args, kwargs))) if found is ABSENT else found
 
 
 for _method in NUMBER_METHODS:
     registry.intercept(_method)(functools.partial(_number_method, _method))
+
+
+@registry.intercept(hash)
+def _hash_of_number(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Computes the hash of a changing integer; dicts and sets read its value."""
+    is_integer = len(args) == 1 and not kwargs and type(args[0]) is torch.SymInt
+    return _number_method(hash, world, args, kwargs) if is_integer else ABSENT
 
 
 @registry.intercept(pickle.dumps)

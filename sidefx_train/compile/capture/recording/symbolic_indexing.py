@@ -32,7 +32,11 @@ def decided(index: Any) -> Any:
 
 
 def view_of(
-    tensor: torch.Tensor, index: Any, run: Callable[..., Any], grant: Callable[[Any, bool], bool] | None = None
+    tensor: torch.Tensor,
+    index: Any,
+    run: Callable[..., Any],
+    grant: Callable[[Any, bool], bool] | None = None,
+    clamp: Callable[[slice, Any], Any] | None = None,
 ) -> Any:
     """Returns the view ``tensor[index]``, made by one operation per part of the index.
 
@@ -41,23 +45,33 @@ def view_of(
         index: an integer, or a tuple of integers, slices, ``None`` and at most one ``Ellipsis``.
         run: called with ``(function, args, kwargs)``; returns the function's result.
         grant: assumes a condition on a number that only the graph knows; returns False if that is not possible.
+        clamp: returns the length of a slice ``[:n]`` whose end only the graph knows, for a size; ``None`` for another
+            slice. It is not given where such slices stay as they are.
 
     Returns:
         The view; :data:`~sidefx_train.compile.capture.interpreter.world.ABSENT` if no integer of the index is symbolic,
         or if the index has other parts (tensors, lists, bools) or does not fit.
     """
     parts = index if type(index) is tuple else (index,)
-    if not any(type(part) is torch.SymInt for part in parts) or not all(type(part) in PLAIN for part in parts):
+    clamped = [clamp is not None and type(part) is slice and _is_unknown(part) for part in parts]
+    if not any(clamped) and not any(type(part) is torch.SymInt for part in parts):
+        return ABSENT
+    if not all(type(part) in PLAIN for part in parts):
         return ABSENT
     taken = sum(part is not None and part is not Ellipsis for part in parts)
     if taken > tensor.dim() or sum(part is Ellipsis for part in parts) > 1:
         return ABSENT
     dim, left = 0, tensor.dim() - taken
-    for part in parts:
+    for part, unknown in zip(parts, clamped, strict=True):
         if part is Ellipsis:
             dim += left
         elif part is None:
             tensor, dim = run(torch.Tensor.unsqueeze, (tensor, dim), {}), dim + 1
+        elif unknown and clamp is not None:
+            length = clamp(part, tensor.shape[dim])
+            if length is None:
+                return ABSENT
+            tensor, dim = run(torch.Tensor.narrow, (tensor, dim, 0, length), {}), dim + 1
         elif type(part) is slice:
             if any(bound is not None for bound in (part.start, part.stop, part.step)):
                 tensor = run(torch.Tensor.__getitem__, (tensor, (slice(None),) * dim + (part,)), {})
@@ -72,6 +86,11 @@ def view_of(
         else:
             tensor = run(torch.Tensor.select, (tensor, dim, part), {})
     return tensor
+
+
+def _is_unknown(part: slice) -> bool:
+    bounds = (part.start, part.stop)
+    return part.step in (None, 1) and any(type(each) is torch.SymInt and compat.is_unbacked(each) for each in bounds)
 
 
 def _within(place: torch.SymInt, size: Any, grant: Callable[[Any, bool], bool] | None) -> Any:

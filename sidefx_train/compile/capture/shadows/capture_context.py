@@ -39,6 +39,7 @@ class CaptureContext(ABC):
     warns: frozenset[types.CodeType]
     last_error: tuple[Exception, Any, Location | None] | None
     answers_values: bool
+    branching: bool
     # Classes defined above this one, in world/native_calls.
     caches: Any
     context: Any

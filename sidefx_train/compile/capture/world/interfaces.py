@@ -33,7 +33,6 @@ class CaptureWorldAPI(CaptureContext):
     reentry_callbacks: list[Callable[..., Any]]
     answers_values: bool
     assumptions: dict[Location, None]
-    branching: bool
     listed: bool
     array_functions: set[types.CodeType]
     hooked: set[Any]

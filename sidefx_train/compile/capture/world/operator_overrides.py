@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import operator
@@ -38,7 +39,7 @@ from sidefx_train.compile.capture.world.native_call_facts import HASHED, joins, 
 from sidefx_train.compile.capture.world.native_calls import (
     builtin_methods,
 )
-from sidefx_train.compile.capture.world.symbolic_numbers import number_subclasses
+from sidefx_train.compile.capture.world.symbolic_numbers import graph_functions, number_subclasses
 from sidefx_train.compile.capture.world.symbolic_numbers.domain_errors import needs_values, operator_raises
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.plain_values import CONTAINERS
@@ -184,6 +185,8 @@ class Operators:
         computed = self._of_drawn(name, args)
         if computed is not ABSENT:
             return computed
+        if name == "invert" and type(args[0]) is torch.SymInt:  # torch has none
+            return -args[0] - 1
         traced = any(type(value) in _TRACED for value in args)
         if traced and name in _OF_NUMBERS and any(map(_is_truth, args)):
             args = self._with_integers(name, args)
@@ -202,7 +205,8 @@ class Operators:
             self.world.calls.reads.refuse_unshadowed(builtin_methods.OPERATORS[name], args)
             if name in ("getitem", "setitem") and safe_isinstance(first, torch.Tensor):
                 args = (first, self._numbers_of(args[1]), *args[2:])
-                view = symbolic_indexing.view_of(first, args[1], self.world.calls.run_native, self.world.grant)
+                run, clamp = self.world.calls.run_native, self._clamp if name == "getitem" else None
+                view = symbolic_indexing.view_of(first, args[1], run, self.world.grant, clamp)
                 if view is ABSENT:
                     self._refuse_unknown_index(args[1])
                 if view is not ABSENT:
@@ -225,6 +229,8 @@ class Operators:
                     return made
             if by_value:
                 found = self.world.computed_numbers.call(builtin_methods.OPERATORS[name], args, {})
+                if found is ABSENT:
+                    found = graph_functions.call(self.world, builtin_methods.OPERATORS[name], args, {})
                 if found is not ABSENT:
                     return found
                 args = builtin_methods.concrete_within(args)
@@ -346,6 +352,13 @@ class Operators:
         if limited:
             limited[0].refuse(self.heap)
         return ABSENT
+
+    @property
+    def _clamp(self) -> Any:
+        """The function that clamps ends of slices; ``None`` where they stay as they are, or end a part."""
+        spec = self.world.specialization
+        is_wanted = spec.clamps_slices and not spec.splits_slices
+        return functools.partial(graph_functions.slice_length, self.world) if is_wanted else None
 
     def _refuse_unknown_index(self, index: Any) -> None:
         for part in index if safe_isinstance(index, tuple) else (index,):

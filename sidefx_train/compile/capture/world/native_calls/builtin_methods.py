@@ -17,7 +17,7 @@ from sidefx_train.compile.capture.recording.constant_folding import constant_val
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
 from sidefx_train.compile.capture.shadows.containers.sets import SetRecord
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
-from sidefx_train.compile.capture.world.symbolic_numbers import integer_functions, number_subclasses
+from sidefx_train.compile.capture.world.symbolic_numbers import graph_functions, integer_functions, number_subclasses
 from sidefx_train.compile.capture.world.symbolic_numbers.domain_errors import function_raises, no_integer
 from sidefx_train.compile.capture.world.symbolic_numbers.scalar_tensors import host_value
 from sidefx_train.compile.common.plain_values import (
@@ -369,11 +369,8 @@ _MOST_COMPARED = 64
 """Limit of comparisons with a symbolic number before it is specialized."""
 
 _TO_INTEGER = (math.floor, math.ceil, math.trunc)
-_OF_INTEGERS = ("comb", "factorial", "gcd", "isqrt", "lcm", "ldexp", "perm", "trunc")
-_OF_ITERABLES = ("dist", "fsum", "prod", "sumprod")
-_OF_FLOATS = frozenset(
-    fn for name, fn in vars(math).items() if callable(fn) and name not in (*_OF_INTEGERS, *_OF_ITERABLES)
-)
+_OF_OTHERS = ("comb", "factorial", "gcd", "isqrt", "lcm", "ldexp", "perm", "trunc", "dist", "fsum", "prod", "sumprod")
+_OF_FLOATS = frozenset(fn for name, fn in vars(math).items() if callable(fn) and name not in _OF_OTHERS)
 """Functions that convert each argument with ``float``, a tensor of one element, too."""
 
 
@@ -386,6 +383,9 @@ def number_function(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwarg
         return world.interp.call(fn, tuple(converted), {})
     if fn is round:
         args, kwargs = integer_functions.positional(args, kwargs)
+    found = graph_functions.call(world, fn, args, kwargs)
+    if found is not ABSENT:
+        return found
     if kwargs or not any(safe_isinstance(value, compat.SYMBOLS) for value in args):
         return world.computed_numbers.call(fn, args, kwargs)
     found = number_subclasses.slot_operator(world, fn, args)

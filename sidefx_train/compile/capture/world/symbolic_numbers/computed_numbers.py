@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
 
 _MODULES = frozenset({"math", "numpy", "operator", "_operator"})
-_OF_BUILTINS = frozenset({divmod, pow, round, abs})
+_OF_BUILTINS = frozenset({divmod, pow, round, abs, hash})
 _CHOICES = frozenset({max, min})
 _CLASSES: frozenset[Any] = frozenset({float, int, *OF_NUMPY})
 _OF_FLOATS = ("as_integer_ratio", "is_integer")

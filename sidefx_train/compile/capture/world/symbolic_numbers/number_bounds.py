@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
-_MOST = torch.finfo(torch.float64).max
+BOUNDS = "bounds"
+"""Key in a node's ``meta``: the bounds of the number that its tensor holds."""
+MOST = torch.finfo(torch.float64).max
+"""Bound of integers of which none is known, too."""
 _MOST_EXACT = 2**53
 """Integers up to this bound are exact as floats."""
 
@@ -54,7 +57,7 @@ class Bounds(NamedTuple):
     largest: float
 
 
-_UNKNOWN = Bounds(-math.inf, math.inf, _MOST)
+_UNKNOWN = Bounds(-math.inf, math.inf, MOST)
 
 
 def decided(tracer: GraphTracer, condition: Any) -> bool | None:
@@ -100,6 +103,16 @@ def is_of_integers(tracer: GraphTracer, number: Any) -> bool:
     return all(map(math.isfinite, _of(tracer.node_of(number), {})))
 
 
+def of(tracer: GraphTracer, number: Any) -> Bounds:
+    """Returns the bounds of a number."""
+    return _of(tracer.node_of(number) if tracer.has_node(number) else number, {})
+
+
+def of_node(node: fx.Node) -> Bounds:
+    """Returns the bounds of the number that a node computes."""
+    return _of(node, {})
+
+
 def _of(number: Any, known: dict[fx.Node, Bounds]) -> Bounds:
     if not safe_isinstance(number, fx.Node):
         return _of_constant(number)
@@ -123,6 +136,8 @@ def _computed(node: fx.Node, known: dict[fx.Node, Bounds]) -> Bounds:
 
 
 def _of_item(tensor: fx.Node) -> Bounds:
+    if BOUNDS in tensor.meta:
+        return tensor.meta[BOUNDS]  # type: ignore[no-any-return]
     dtype = tensor.meta["val"].dtype
     if dtype.is_floating_point:
         return Bounds(0.0 if _is_not_negative(tensor) else -math.inf, math.inf, float(torch.finfo(dtype).max))
@@ -174,7 +189,7 @@ def _writes(user: fx.Node) -> bool:
 
 
 def _sum(a: Bounds, b: Bounds) -> Bounds:
-    return Bounds(_least(a.low + b.low), _most(a.high + b.high), min(a.largest + b.largest, _MOST))
+    return Bounds(_least(a.low + b.low), _most(a.high + b.high), min(a.largest + b.largest, MOST))
 
 
 def _difference(a: Bounds, b: Bounds) -> Bounds:
@@ -187,13 +202,13 @@ def _negative(a: Bounds) -> Bounds:
 
 def _product(a: Bounds, b: Bounds) -> Bounds:
     lowest = _least(a.low * b.low, 0.0)
-    return Bounds(*_extremes(a, b, operator.mul, lowest), min(a.largest * b.largest, _MOST))
+    return Bounds(*_extremes(a, b, operator.mul, lowest), min(a.largest * b.largest, MOST))
 
 
 def _quotient(a: Bounds, b: Bounds) -> Bounds:
     if b.low <= 0:
         return _UNKNOWN
-    return Bounds(*_extremes(a, b, operator.truediv, 0.0), min(max(a.largest / b.low, a.largest), _MOST))
+    return Bounds(*_extremes(a, b, operator.truediv, 0.0), min(max(a.largest / b.low, a.largest), MOST))
 
 
 def _extremes(a: Bounds, b: Bounds, function: Callable[[float, float], float], lowest: float) -> tuple[float, float]:
@@ -204,6 +219,22 @@ def _extremes(a: Bounds, b: Bounds, function: Callable[[float, float], float], l
     return min(found), max(found)
 
 
+def _floor_quotient(a: Bounds, b: Bounds) -> Bounds:
+    low, high, largest = _quotient(a, b)
+    return Bounds(low - 1, high, min(largest + 1, MOST))
+
+
+def _remainder(a: Bounds, b: Bounds) -> Bounds:
+    if b.low > 0:
+        return Bounds(0.0, b.high, b.largest)
+    return Bounds(b.low, 0.0, b.largest) if b.high < 0 else Bounds(-math.inf, math.inf, b.largest)
+
+
+def _common_bits(a: Bounds, b: Bounds) -> Bounds:
+    least = min((each.high for each in (a, b) if each.low >= 0), default=math.inf)
+    return Bounds(0.0, least, least) if math.isfinite(least) else _UNKNOWN
+
+
 def _absolute(a: Bounds) -> Bounds:
     return Bounds(max(a.low, -a.high, 0.0), max(a.high, -a.low), a.largest)
 
@@ -212,7 +243,7 @@ def _power(a: Bounds, b: Bounds) -> Bounds:
     exponent = b.low
     if b.low != b.high or exponent < 0 or not math.isfinite(exponent):
         return _UNKNOWN
-    largest = _MOST if a.largest > 1 and math.log2(a.largest) * exponent >= 1023 else max(a.largest, 1.0) ** exponent
+    largest = MOST if a.largest > 1 and math.log2(a.largest) * exponent >= 1023 else max(a.largest, 1.0) ** exponent
     even = exponent % 2 == 0
     return Bounds(0.0 if even or a.low >= 0 else -math.inf, math.inf, largest)
 
@@ -246,6 +277,9 @@ _RULES: dict[Any, Callable[..., Bounds]] = {
     operator.sub: _difference,
     operator.mul: _product,
     operator.truediv: _quotient,
+    operator.floordiv: _floor_quotient,
+    operator.mod: _remainder,
+    operator.and_: _common_bits,
     operator.neg: _negative,
     operator.abs: _absolute,
     operator.pow: _power,

@@ -127,7 +127,7 @@ def slice_of_unknown_length(node: fx.Node, args: tuple[Any, ...]) -> torch.Tenso
     if first is None or len(args) < first + 3 or (len(args) > first + 3 and args[first + 3] != 1):
         return None
     dim, start, length = args[first : first + 3]
-    if start != 0 or not isinstance(length, torch.SymInt) or not compat.is_unbacked(length):
+    if type(start) is not int or start != 0 or not isinstance(length, torch.SymInt) or not compat.is_unbacked(length):
         return None
     part = node.meta["val"] if first == 1 else node.args[0].meta["val"]  # type: ignore[union-attr]
     wanted = node.args[first + 2].meta["val"]  # type: ignore[union-attr]

@@ -296,6 +296,7 @@ SETUP = """
     box.fixed = {8, 0, 3}
     box.vec = torch.ones(2)
     box.handles = []
+    box.stream = iter(range(1, 1000))
     box.fns = []
     box.reader = Reader(2)
     box.view = types.MappingProxyType(box.table)

@@ -166,32 +166,44 @@ class Method(Kind):
         return descriptor_of(value) is not guard.value, value
 
 
+class _Answer(Kind):
+    """A function of the value gives the same answer.
+
+    Attributes:
+        function: called with the value.
+        other: what a value with the other answer is.
+    """
+
+    function: staticmethod[[Any], bool]
+    other: str
+
+    def python_test(self, writer: Writer, guard: Guard) -> str:
+        return f"{writer.constant(self.function)}({writer.value(guard.source)}) is not {guard.value}"
+
+    def check(self, guard: Guard, value: Any, arguments: Arguments) -> tuple[bool, Any]:
+        return self.function(value) is not guard.value, self.other
+
+
 @register("runs_code_when_freed")
-class RunsCodeWhenFreed(Kind):
+class RunsCodeWhenFreed(_Answer):
     """The object would run code of the program if it were finalized now, or would not."""
+
+    function = staticmethod(runs_code_when_freed)
+    other = "suspended elsewhere or of another class"
 
     def describe(self, guard: Guard) -> str:
         return f"{guard.source.label} {'runs' if guard.value else 'does not run'} code when it is freed"
 
-    def python_test(self, writer: Writer, guard: Guard) -> str:
-        return f"{writer.constant(runs_code_when_freed)}({writer.value(guard.source)}) is not {guard.value}"
-
-    def check(self, guard: Guard, value: Any, arguments: Arguments) -> tuple[bool, Any]:
-        return runs_code_when_freed(value) is not guard.value, "suspended elsewhere or of another class"
-
 
 @register("exposes_position")
-class ExposesPosition(Kind):
-    """The iterator has a position, and alone advances the iterators that it wraps, or not."""
+class ExposesPosition(_Answer):
+    """The iterator has a position, and alone advances the iterators that it wraps."""
+
+    function = staticmethod(exposes_position)
+    other = "another iterator, or other code advances what it wraps"
 
     def describe(self, guard: Guard) -> str:
-        return f"{guard.source.label} {'has' if guard.value else 'has not'} the iterators that it wraps for itself"
-
-    def python_test(self, writer: Writer, guard: Guard) -> str:
-        return f"{writer.constant(exposes_position)}({writer.value(guard.source)}) is not {guard.value}"
-
-    def check(self, guard: Guard, value: Any, arguments: Arguments) -> tuple[bool, Any]:
-        return exposes_position(value) is not guard.value, "another iterator"
+        return f"{guard.source.label} has the iterators that it wraps for itself"
 
 
 class _Definition(Kind):

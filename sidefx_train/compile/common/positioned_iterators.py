@@ -9,10 +9,7 @@ WRAPPERS: tuple[type, ...] = (enumerate, zip)
 """Classes of iterators over other iterators."""
 
 _ITERATED: tuple[Any, ...] = ([], (), "", range(0), range(1 << 70))
-SEQUENCE_ITERATORS: tuple[type, ...] = tuple(type(iter(sequence)) for sequence in _ITERATED)
-"""Classes of iterators over sequences."""
-
-TYPES: frozenset[type] = frozenset({*SEQUENCE_ITERATORS, *WRAPPERS, type(reversed([]))})
+TYPES: frozenset[type] = frozenset({*(type(iter(each)) for each in _ITERATED), *WRAPPERS, type(reversed([]))})
 """Classes of iterators that expose their position."""
 
 

@@ -21,6 +21,7 @@ INTEGERS = {
     "bit_count": lambda n, k: (n + k).bit_count(),
     "pow": lambda n, k: pow(n, k, 7),
     "invert": lambda n, k: ~n,
+    "hash": lambda n, k: hash(n) + hash(k - n),
     "frexp": lambda n, k: math.frexp(n + 0.5)[1],
     "as_integer_ratio": lambda n, k: n.as_integer_ratio()[0] * 2,
     "arithmetic around": lambda n, k: math.gcd(n * n - 3 * k, (n << 2) | 8) % 5 + k,

@@ -170,6 +170,10 @@ class SparseTensors:
         self._rows[made] = rows
         return made
 
+    def _with(self, x: torch.Tensor, rows: Rows, values: torch.Tensor) -> torch.Tensor:
+        """Returns a sparse tensor of the shape of ``x`` with other values in these rows."""
+        return self._new(x.shape, rows._replace(indices=aten.clone.default(rows.indices), values=values))
+
     def _of_bags(self, given: dict[str, Any]) -> torch.Tensor:
         """The derivative of ``embedding_bag``: torch composes it of other operators."""
         if given.pop("scale_grad_by_freq") or not given.pop("sparse"):
@@ -227,7 +231,7 @@ class SparseTensors:
 
     def _clone(self, x: torch.Tensor, *, memory_format: Any = None) -> torch.Tensor:
         rows = self.known(x)
-        return self._new(x.shape, Rows(aten.clone.default(rows.indices), aten.clone.default(rows.values), rows[2]))
+        return self._with(x, rows, aten.clone.default(rows.values))
 
     def _detach(self, x: torch.Tensor) -> torch.Tensor:
         return self._new(x.shape, self.known(x))
@@ -299,8 +303,7 @@ class SparseTensors:
     def _power(self, x: torch.Tensor, exponent: Any) -> torch.Tensor:
         if type(exponent) not in (int, float) or exponent == 0:
             self.refuse(aten.pow.Tensor_Scalar, "of a sparse tensor, to a power that is zero or changes")
-        rows = self.known(self.coalesce(x))
-        return self._new(x.shape, Rows(aten.clone.default(rows.indices), rows.values.pow(exponent), True))
+        return _of_sums(aten.pow.Tensor_Scalar)(self, x, exponent)
 
     def _total(self, x: torch.Tensor, *, dtype: Any = None) -> torch.Tensor:
         return aten.sum.default(self.known(x).values, dtype=dtype)  # type: ignore[no-any-return]
@@ -321,8 +324,7 @@ class SparseTensors:
         if dtype is None or torch.device(device or "cpu").type != "cpu" or any(other.values()) or dtype.is_complex:
             self.refuse(aten._to_copy.default, "of a sparse tensor to what has no dtype of real numbers on the CPU")
         rows = self.known(x)
-        values = aten._to_copy.default(rows.values, dtype=dtype)
-        return self._new(x.shape, Rows(aten.clone.default(rows.indices), values, rows.coalesced))
+        return self._with(x, rows, aten._to_copy.default(rows.values, dtype=dtype))
 
     def _zeros(self, x: torch.Tensor, *, dtype: Any = None, **_: Any) -> torch.Tensor:
         rows = self.known(x)
@@ -364,7 +366,7 @@ def _on_values(op: Any) -> Callable[..., torch.Tensor]:
         values = op(rows.values, *numbers)
         if values.dtype is not rows.values.dtype:
             tensors.refuse(op, "to another dtype")
-        return tensors._new(x.shape, Rows(aten.clone.default(rows.indices), values, rows.coalesced))
+        return tensors._with(x, rows, values)
 
     return rule
 
@@ -374,7 +376,7 @@ def _of_sums(op: Any) -> Callable[..., torch.Tensor]:
 
     def rule(tensors: SparseTensors, x: torch.Tensor, *numbers: Any) -> torch.Tensor:
         rows = tensors.known(tensors.coalesce(x))
-        return tensors._new(x.shape, Rows(aten.clone.default(rows.indices), op(rows.values, *numbers), True))
+        return tensors._with(x, rows, op(rows.values, *numbers))
 
     return rule
 

@@ -356,8 +356,7 @@ class Operators:
     @property
     def _clamp(self) -> Any:
         """The function that clamps ends of slices; ``None`` where they stay as they are, or end a part."""
-        spec = self.world.specialization
-        is_wanted = spec.clamps_slices and not spec.splits_slices
+        is_wanted = self.world.specialization.clamps_slices
         return functools.partial(graph_functions.slice_length, self.world) if is_wanted else None
 
     def _refuse_unknown_index(self, index: Any) -> None:

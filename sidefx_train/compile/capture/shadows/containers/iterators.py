@@ -3,9 +3,9 @@
 A part of a step receives the iterators of loops that are running. The shadow of such an iterator is an iterator of the
 same class over shadows, at the same position; the epilogue advances the real one by as many items as the step took.
 
-This makes one entry per position. If the position has changed between calls, and for iterators that do not expose it,
-the shadow is an :class:`NativeIterator`: the real iterator is advanced natively, between two parts that fit every
-iteration.
+This makes one entry per position. If the position has changed between calls, for iterators that do not expose it or
+share what they wrap with another reader, and for those that an object from outside holds, the shadow is a
+:class:`NativeIterator`: the real iterator is advanced natively, between two parts that fit every iteration.
 """
 
 from __future__ import annotations

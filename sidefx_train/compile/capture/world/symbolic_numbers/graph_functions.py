@@ -74,11 +74,11 @@ def _length(*numbers: Bounds) -> Bounds:
     return _within(0.0, 2 * sum(each.largest for each in numbers))()
 
 
-def _never(*_: Bounds) -> bool:
+def _succeeds(*_: Bounds) -> bool:
     return True
 
 
-def _always(*_: Bounds) -> bool:
+def _may_raise(*_: Bounds) -> bool:
     return False
 
 
@@ -90,7 +90,7 @@ def _few(*numbers: Bounds) -> bool:
     return _not_negative(*numbers) and numbers[0].high <= 20  # ``math.factorial(20)`` has 62 bits
 
 
-def _coprime(base: Bounds, exponent: Bounds, modulus: Bounds) -> bool:
+def _has_power(base: Bounds, exponent: Bounds, modulus: Bounds) -> bool:
     return exponent.low >= 0 and _not_zero(modulus)
 
 
@@ -124,15 +124,15 @@ class _Function(NamedTuple):
     text: str
     results: tuple[type, ...]
     bounds: tuple[_Rule, ...] = ()
-    succeeds: Callable[..., bool] = _always
+    succeeds: Callable[..., bool] = _may_raise
     takes: tuple[type, ...] = (int, float)
 
 
-def _of_integers(name: str, bounds: _Rule, succeeds: Callable[..., bool] = _never) -> dict[Any, _Function]:
+def _of_integers(name: str, bounds: _Rule, succeeds: Callable[..., bool] = _succeeds) -> dict[Any, _Function]:
     return {getattr(math, name): _Function(f"math.{name}", (int,), (bounds,), succeeds, (int,))}
 
 
-def _of_floats(names: str, *bounds: _Rule, succeeds: Callable[..., bool] = _never) -> dict[Any, _Function]:
+def _of_floats(names: str, *bounds: _Rule, succeeds: Callable[..., bool] = _succeeds) -> dict[Any, _Function]:
     known = (name for name in names.split() if hasattr(math, name))
     return {getattr(math, name): _Function(f"math.{name}", (float,), bounds, succeeds) for name in known}
 
@@ -144,24 +144,24 @@ _FUNCTIONS: dict[Any, _Function] = {
     **_of_integers("comb", _within(0.0, _MOST / 2), _few),
     **_of_integers("perm", _within(0.0, _MOST / 2), _few),
     **_of_integers("factorial", _within(0.0, _MOST / 2), _few),
-    int.bit_length: _Function("int.bit_length", (int,), (_digits,), _never, (int,)),
-    int.bit_count: _Function("int.bit_count", (int,), (_digits,), _never, (int,)),
-    pow: _Function("pow", (int,), (_power_of,), _coprime, (int,)),
-    hash: _Function("hash", (int,), (_within(-(2.0**61), 2.0**61),), _never, (int,)),
+    int.bit_length: _Function("int.bit_length", (int,), (_digits,), _succeeds, (int,)),
+    int.bit_count: _Function("int.bit_count", (int,), (_digits,), _succeeds, (int,)),
+    pow: _Function("pow", (int,), (_power_of,), _has_power, (int,)),
+    hash: _Function("hash", (int,), (_within(-(2.0**61), 2.0**61),), _succeeds, (int,)),
     **_of_floats("hypot", _length),
-    **_of_floats("dist", _length, succeeds=_always),
+    **_of_floats("dist", _length, succeeds=_may_raise),
     **_of_floats("atan2", _within(-4.0, 4.0)),
     **_of_floats("copysign", _as_first),
     **_of_floats("fmod remainder", _as_first, succeeds=_divisible),
     **_of_floats("erfc", _within(0.0, 2.0)),
     **_of_floats("cbrt degrees radians asinh ulp nextafter"),
     **_of_floats("ldexp", succeeds=_scaled),
-    **_of_floats("acosh atanh gamma lgamma exp2 fma fsum", succeeds=_always),
+    **_of_floats("acosh atanh gamma lgamma exp2 fma fsum", succeeds=_may_raise),
     math.isclose: _Function("math.isclose", (bool,), (), _tolerated),
-    math.frexp: _Function("math.frexp", (float, int), (_within(-1.0, 1.0), _within(-1100.0, 1100.0)), _never),
-    math.modf: _Function("math.modf", (float, float), (_within(-1.0, 1.0), _as_first), _never),
+    math.frexp: _Function("math.frexp", (float, int), (_within(-1.0, 1.0), _within(-1100.0, 1100.0)), _succeeds),
+    math.modf: _Function("math.modf", (float, float), (_within(-1.0, 1.0), _as_first), _succeeds),
     float.as_integer_ratio: _Function("float.as_integer_ratio", (int, int), takes=(float,)),
-    float.is_integer: _Function("float.is_integer", (bool,), succeeds=_never, takes=(float,)),
+    float.is_integer: _Function("float.is_integer", (bool,), succeeds=_succeeds, takes=(float,)),
     operator.floordiv: _Function("operator.floordiv", (float,), (), _divisible),
     operator.mod: _Function("operator.mod", (float,), (), _divisible),
 }

@@ -1,4 +1,4 @@
-"""Trains models of libraries that use Lightning, plainly and with ``SideFXCompile``, and compares them.
+"""Trains models of libraries, plainly and captured, and compares them: with Lightning, or by steps in plain loops.
 
     python tests/libraries/run.py [-k NAME] [--backends eager inductor] [--results FOLDER] [--again]
 
@@ -39,18 +39,22 @@ CHANGE, FACTOR = 1e-7, 3
 """Relative change of the weights of mode ``"changed"``, and how many times its distance Inductor's may be."""
 
 
-def train(name: str, mode: str) -> dict[str, Any]:
-    """Trains a model; returns its figures."""
-    from tests.libraries.models import MODELS, import_torchvision
-
-    import_torchvision()  # before libraries try to
-    import lightning.pytorch as pl
-    import numpy as np
+def _change(module: Any) -> None:
+    """Changes the weights by a rounding error."""
     import torch
 
-    import sidefx_train
+    noise = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.mul_(1 + CHANGE * torch.randn(weight.shape, generator=noise))
 
-    times: list[float] = []
+
+def _fit_model(name: str, mode: str, times: list[float]) -> tuple[Any, Any]:
+    """Trains a model with Lightning; returns it, and the report."""
+    import lightning.pytorch as pl
+
+    import sidefx_train
+    from tests.libraries.models import MODELS
 
     class Timer(pl.Callback):
         def on_train_batch_start(self, *_: Any) -> None:
@@ -62,14 +66,8 @@ def train(name: str, mode: str) -> dict[str, Any]:
     class Change(pl.Callback):
         def on_train_batch_start(self, trainer: Any, module: Any, *_: Any) -> None:
             if len(times) == 1:
-                noise = torch.Generator().manual_seed(1)
-                with torch.no_grad():
-                    for weight in module.parameters():
-                        weight.mul_(1 + CHANGE * torch.randn(weight.shape, generator=noise))
+                _change(module)
 
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    np.random.seed(0)
     captured = None
     callbacks: list[Any] = [Timer()]
     if mode == "changed":
@@ -77,10 +75,46 @@ def train(name: str, mode: str) -> dict[str, Any]:
     elif mode != "plain":
         captured = sidefx_train.SideFXCompile(backend=mode, warmup="now", rng="eager")
         callbacks.append(captured)
+    module = MODELS[name](callbacks)
+    return module, None if captured is None else captured.report
+
+
+def _run_program(name: str, mode: str, times: list[float]) -> tuple[Any, Any]:
+    """Runs a program's step in a loop; returns what it trained, and the report."""
+    import sidefx_train
+    from tests.libraries.models import STEPS
+    from tests.libraries.programs import PROGRAMS
+
+    program = PROGRAMS[name]()
+    step = program.step
+    if mode not in ("plain", "changed"):
+        step = sidefx_train.compile(step, backend=mode, warmup="now", rng="eager")
+    for number in range(STEPS):
+        if mode == "changed" and number == 1:
+            _change(program.module)
+        batch = program.batch(number)
+        began = time.process_time()
+        step(*batch)
+        times.append(time.process_time() - began)
+    return program.module, None if step is program.step else step.report()
+
+
+def train(name: str, mode: str) -> dict[str, Any]:
+    """Trains a model or runs a program; returns its figures."""
+    from tests.libraries.models import MODELS, import_torchvision
+
+    import_torchvision()  # before libraries try to
+    import numpy as np
+    import torch
+
+    times: list[float] = []
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    np.random.seed(0)
     began = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        module = MODELS[name](callbacks)
+        module, report = (_fit_model if name in MODELS else _run_program)(name, mode, times)
     figures: dict[str, Any] = {"seconds": time.perf_counter() - began, "steps": len(times)}
     figures["step"] = statistics.median(times[UNTIMED:])
     figures["state"] = {
@@ -88,8 +122,7 @@ def train(name: str, mode: str) -> dict[str, Any]:
         for key, value in module.state_dict().items()
         if isinstance(value, torch.Tensor) and not key.endswith("num_batches_tracked")
     }
-    if captured is not None:
-        report = captured.report
+    if report is not None:
         figures |= {"graphs": report.graph_count, "breaks": len(report.breaks), "recaptures": len(report.recaptures)}
         figures |= {"calls": report.calls, "replays": report.replays}
         figures["timing"] = [str(found.timing) for found in report.captures if found.timing is not None]
@@ -125,7 +158,7 @@ def distance(a: dict[str, list[float]], b: dict[str, list[float]]) -> float:
 
 
 def row(name: str, mode: str, plain: dict[str, Any], folder: Path, again: bool) -> tuple[bool, str]:
-    """Trains with the callback; returns whether that is right, and its row of the table."""
+    """Trains captured; returns whether that is right, and its row of the table."""
     ours = figures_of(name, mode, folder, again)
     if "failed" in ours:
         return False, f"| {name} | {mode} | {ours['failed']} | | | | | | |"
@@ -146,7 +179,7 @@ def row(name: str, mode: str, plain: dict[str, Any], folder: Path, again: bool) 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("-k", default="", help="only models whose name contains this")
+    parser.add_argument("-k", default="", help="only models and programs whose name contains this")
     parser.add_argument("--backends", nargs="+", default=["eager", "inductor"])
     parser.add_argument("--results", type=Path, default=ROOT / "build" / "libraries")
     parser.add_argument("--again", action="store_true", help="ignore figures of earlier runs")
@@ -159,11 +192,12 @@ def main() -> int:
         (args.results / f"{args.one}.{args.mode}.json").write_text(json.dumps(train(args.one, args.mode)))
         return 0
     from tests.libraries.models import MODELS
+    from tests.libraries.programs import PROGRAMS
 
     print("| model | backend | against plain | graphs | breaks | recaptures | replayed | x plain | why |")
     print("|---|---|---|---|---|---|---|---|---|")
     wrong = 0
-    for name in MODELS:
+    for name in (*MODELS, *PROGRAMS):
         if args.k not in name:
             continue
         plain = figures_of(name, "plain", args.results, args.again)

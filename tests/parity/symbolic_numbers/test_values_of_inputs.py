@@ -300,3 +300,40 @@ def test_causal_masks_of_changing_lengths():
         return Program(step, lambda i: (torch.randn(4 + i % 3, 2, 8), torch.randn(5 + i % 2, 2, 8)), [model])
 
     parity(make, steps=6, captures=2)
+
+
+@pytest.mark.parametrize(
+    "decides",
+    [
+        lambda w: torch.isclose(w, torch.ones(())).any(),
+        lambda w: torch.allclose(w, torch.zeros(3)),
+        lambda w: ((w * 2 - 1).abs() < 1.5).all(),
+        lambda w: w.norm() > 1.5,
+        lambda w: w.square().mean().sqrt() > 1,
+        lambda w: F.softplus(w[0]) > 1,
+        lambda w: (w.sigmoid().clamp(0, 0.7) * torch.arange(3)).sum() > 1.5,
+    ],
+    ids=["isclose", "allclose", "bounds", "norm", "root mean square", "softplus", "weighted"],
+)
+@pytest.mark.parametrize("region", ["", "autocast"])
+def test_branches_on_arithmetic_with_a_few_floats(decides, region):
+    """Regression: only arithmetic with one float was repeated before the graph; others ended a part of the step."""
+
+    def step(weight, x):
+        with torch.autocast("cpu", torch.bfloat16, enabled=bool(region)):
+            loss = (weight * x).square().sum() if decides(weight) else (weight - x).square().sum()
+        loss.backward()
+        with torch.no_grad():
+            weight.sub_(weight.grad, alpha=0.1)
+        weight.grad = None
+        return loss.detach()
+
+    captured = sidefx_train.compile(step, backend="eager", fullgraph=True)
+    worlds = [torch.full((3,), 1.0, requires_grad=True) for _ in range(2)]
+    taken = set()
+    for i in range(12):
+        x = torch.tensor([0.0, 3.0, -2.0]).roll(i // 2) * (-1) ** i
+        taken.add(bool(decides(worlds[0])))
+        assert torch.equal(step(worlds[0], x), captured(worlds[1], x))
+        assert torch.equal(*worlds)
+    assert len(captured.report().captures) == len(taken)

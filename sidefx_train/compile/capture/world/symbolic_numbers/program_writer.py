@@ -50,14 +50,31 @@ _ON_INTEGERS = frozenset(
 )
 """Operators that do so for integers; of floats, autocast may change what they compute."""
 
-_WRITES = frozenset((aten.copy_, aten.fill_, aten.zero_, aten.masked_fill_, aten.index_put_, aten.logical_not_))
+_WRITES = frozenset(
+    (aten.copy_, aten.fill_, aten.zero_, aten.masked_fill_, aten.index_put_, aten.logical_not_, aten.logical_and_)
+    + (aten.logical_or_, aten.bitwise_and_, aten.bitwise_or_)
+)
 """Operators that write the same whatever surrounds them."""
 
-_ON_ONE_FLOAT = frozenset(
-    (aten.add, aten.sub, aten.mul, aten.div, aten.floor, aten.ceil, aten.trunc, aten.round, aten.exp, aten.log)
-    + (aten.sqrt,)
+_ON_FLOATS = frozenset(
+    (aten.add, aten.sub, aten.rsub, aten.mul, aten.div, aten.floor, aten.ceil, aten.trunc, aten.round, aten.maximum)
+    + (aten.minimum, aten.clamp, aten.clamp_min, aten.clamp_max, aten.relu, aten.square, aten.reciprocal, aten.sqrt)
+    + (aten.exp, aten.expm1, aten.log, aten.log1p, aten.log2, aten.log10, aten.pow, aten.rsqrt, aten.tanh, aten.sin)
+    + (
+        aten.sigmoid,
+        aten.softplus,
+        aten.cos,
+        aten.tan,
+        aten.atan,
+        aten.sum,
+        aten.mean,
+        aten.prod,
+        aten.linalg_vector_norm,
+    )
 )
-"""Operators that do so for one float in single or double precision."""
+"""Operators that do so for floats in single and double precision; only a few numbers: the graph computes them again."""
+
+_FEW = 64
 
 _ON_NUMBERS = frozenset(
     (operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.pow)
@@ -71,11 +88,12 @@ _MOST_ELEMENTS = 1 << 16
 _LITERALS = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
-def _is_one_number(value: Any) -> bool:
+def _is_small(value: Any) -> bool:
+    """Returns True for a number, and for a tensor of a few that autocast leaves as they are."""
     if not safe_isinstance(value, torch.Tensor):
         return True
-    known = value.dtype in (torch.float32, torch.float64, torch.int64)
-    return known and all(type(size) is int and size == 1 for size in value.shape)
+    known = value.dtype in (torch.float32, torch.float64, torch.int64, torch.bool)
+    return known and all(type(size) is int for size in value.shape) and 0 < math.prod(value.shape) <= _FEW
 
 
 class Written(NamedTuple):
@@ -171,14 +189,14 @@ class ProgramWriter:
         inputs = [each.meta.get("val") for each in node.all_input_nodes]
         whole = not any(safe_isinstance(value, torch.Tensor) and value.dtype.is_floating_point for value in inputs)
         schema = getattr(node.target, "_schema", None)
-        one = all(_is_one_number(value) for value in (*inputs, held))
+        few = all(map(_is_small, (*inputs, held)))
         if schema is None or schema.is_mutable:
             return packet in _WRITES
         if packet is aten.empty:  # to be filled; eager reads what is left of its memory, too
             return bool(self._writes(node))
         if packet is aten.stack:  # which autocast leaves as it is if all are alike
             return len({value.dtype for value in inputs if safe_isinstance(value, torch.Tensor)}) == 1
-        return packet in _ON_ANY or (packet in _ON_INTEGERS and whole) or (packet in _ON_ONE_FLOAT and one)
+        return packet in _ON_ANY or (packet in _ON_INTEGERS and whole) or (packet in _ON_FLOATS and few)
 
     def _is_readable(self, held: torch.Tensor) -> bool:
         """Returns True for a tensor on the host of known extent."""

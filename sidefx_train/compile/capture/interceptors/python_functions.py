@@ -101,7 +101,7 @@ def _of_numbers(world: TraceWorld, values: list[Any]) -> bool:
 def _inputs(world: TraceWorld, values: list[Any]) -> list[Any]:
     """Returns the outside numbers from which symbolic numbers are computed."""
     symbols = {symbol for value in values for symbol in compat.symbol_of(value).free_symbols}
-    return [number for number, _, _ in world.heap.numbers if compat.symbol_of_input(number) in symbols]
+    return [number for number, _, _ in world.heap.numbers.inputs if compat.symbol_of_input(number) in symbols]
 
 
 _choose_symbolically(max, torch.sym_max)

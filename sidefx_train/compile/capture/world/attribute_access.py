@@ -451,7 +451,7 @@ class Attributes:
                 self.tracer.touches()
                 self.heap.read_grad(obj)
             if name == "_version" and not obj.is_inference():
-                return self.heap.version_of(obj)
+                return self.heap.numbers.version_of(obj)
             if name in compat.attributes_of_fakes() and self.heap.record_of(obj) is None:
                 raise AttributeError(f"{self.type_of(obj).__name__!r} object has no attribute {name!r}")
             return ABSENT

@@ -36,9 +36,7 @@ from sidefx_train.compile.capture.world.deferred.argument_snapshot import deferr
 from sidefx_train.compile.capture.world.deferred.deferred_strings import as_shown, deferred_in
 from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
 from sidefx_train.compile.capture.world.native_call_facts import HASHED, joins, joins_items
-from sidefx_train.compile.capture.world.native_calls import (
-    builtin_methods,
-)
+from sidefx_train.compile.capture.world.native_calls import builtin_methods
 from sidefx_train.compile.capture.world.symbolic_numbers import graph_functions, number_subclasses
 from sidefx_train.compile.capture.world.symbolic_numbers.domain_errors import needs_values, operator_raises
 from sidefx_train.compile.common import interceptor_registry as registry
@@ -328,7 +326,7 @@ class Operators:
         tensor knows truth values, and of constants beside a changing number, as sympy's are no numbers."""
         tensors = [value for value in args if type(value) is compat.FakeTensor]
         if name not in (_REFUSE_TRUTHS if tensors else _OF_BITS) and all(t.dtype is not torch.bool for t in tensors):
-            args = tuple(map(self.heap.number_of, args))
+            args = tuple(map(self.heap.numbers.number_of, args))
         if not any(type(value) in _CHANGING for value in args):
             return args
         return tuple(int(value) if type(value) is bool else value for value in args)

@@ -487,7 +487,7 @@ def convert_number(world: CaptureContext, kind: type, args: tuple[Any, ...]) -> 
         return ABSENT if value is args[0] else kind(value)
     if kind is bool:
         return world.truth(value)
-    value = world.heap.number_of(value)
+    value = world.heap.numbers.number_of(value)
     if compat.numpy_class(value) is not None:
         found = world.computed_numbers.call(kind, (value,), {})
         return world.guarded(kind, (concrete(value),), {}) if found is ABSENT else found

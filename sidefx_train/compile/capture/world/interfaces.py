@@ -63,6 +63,9 @@ class CaptureWorldAPI(CaptureContext):
     def native_call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
 
     @abstractmethod
+    def type_of(self, obj: Any) -> type: ...
+
+    @abstractmethod
     def override_getattr(self, obj: Any, name: str) -> Any: ...
 
     @abstractmethod

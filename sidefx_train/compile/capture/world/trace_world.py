@@ -19,15 +19,14 @@ from sidefx_train.compile.capture.recording.tracer import GraphTracer
 from sidefx_train.compile.capture.resume.native_rest import Decisions
 from sidefx_train.compile.capture.resume.suspension import StopPoint
 from sidefx_train.compile.capture.shadows import finalizers
-from sidefx_train.compile.capture.shadows.deferred_values import (
-    DeferredCall,
-    DeferredResult,
-)
+from sidefx_train.compile.capture.shadows.deferred_values import DeferredCall, DeferredResult
 from sidefx_train.compile.capture.shadows.shadow_table import ShadowTable
 from sidefx_train.compile.capture.side_effects.custom_functions import CustomFunctions
 from sidefx_train.compile.capture.side_effects.left_hooks import LeftHooks
 from sidefx_train.compile.capture.world import backward_reads
 from sidefx_train.compile.capture.world.attribute_access import Attributes
+from sidefx_train.compile.capture.world.attributes.attribute_overrides import AttributeOverrides
+from sidefx_train.compile.capture.world.attributes.native_attributes import NativeAttributes
 from sidefx_train.compile.capture.world.branches import Branches
 from sidefx_train.compile.capture.world.call_handling import Calls
 from sidefx_train.compile.capture.world.deferred import deferred_warnings
@@ -37,9 +36,7 @@ from sidefx_train.compile.capture.world.inlining_policy import TraceRulesPolicy
 from sidefx_train.compile.capture.world.interception import Interception
 from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
 from sidefx_train.compile.capture.world.keys import Keys
-from sidefx_train.compile.capture.world.native_calls import (
-    contextvars_and_locks,
-)
+from sidefx_train.compile.capture.world.native_calls import contextvars_and_locks
 from sidefx_train.compile.capture.world.native_calls.dispatch_modes import DispatchModes
 from sidefx_train.compile.capture.world.native_calls.dunder_reentry import Reentry
 from sidefx_train.compile.capture.world.native_calls.function_overrides import FunctionOverrides
@@ -65,7 +62,8 @@ class TraceWorld(CaptureWorldAPI):
     It holds the state of one capture. Its collaborators do the work, a topic each.
 
     Attributes:
-        attributes, branches, calls, deferral, keys, operators, variables: the collaborators.
+        attributes, native_attributes, attribute_overrides, branches, calls, deferral, keys, operators, variables: the
+            collaborators.
         heap: the shadow table.
         decisions: where the step decides on numbers.
         specialization: the outside values treated as changing, and the calls that are not captured.
@@ -136,6 +134,8 @@ class TraceWorld(CaptureWorldAPI):
         self.interp.handled = HandledOutside(self._outside_exception)
 
         self.attributes = Attributes(self)
+        self.native_attributes = NativeAttributes(self)
+        self.attribute_overrides = AttributeOverrides(self)
         self.branches = Branches(self)
         self.calls = Calls(self)
         self.interception = Interception(self)
@@ -388,16 +388,16 @@ class TraceWorld(CaptureWorldAPI):
         self.attributes.del_instance_attr(obj, name)
 
     def native_getattr(self, obj: Any, name: str) -> Any:
-        return self.attributes.native_getattr(obj, name)
+        return self.native_attributes.load(obj, name)
 
     def override_getattr(self, obj: Any, name: str) -> Any:
-        return self.attributes.override_getattr(obj, name)
+        return self.attribute_overrides.load(obj, name)
 
     def override_setattr(self, obj: Any, name: str, value: Any) -> bool:
-        return self.attributes.override_setattr(obj, name, value)
+        return self.attribute_overrides.store(obj, name, value)
 
     def override_delattr(self, obj: Any, name: str) -> bool:
-        return self.attributes.override_delattr(obj, name)
+        return self.attribute_overrides.delete(obj, name)
 
     def run_in(self, space: dict[str, Any]) -> None:
         self.variables.run_in(space)

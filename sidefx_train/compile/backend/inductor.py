@@ -29,7 +29,7 @@ from sidefx_train.compile.backend.graph_cache import Lowered, find, has_library,
 from sidefx_train.compile.backend.inductor_call import compile_functional
 from sidefx_train.compile.backend.inductor_options import options
 from sidefx_train.compile.backend.passes.keep_composite_ops import join_complex, kept_composite_ops
-from sidefx_train.compile.backend.passes.multi_tensor_groups import batch
+from sidefx_train.compile.backend.passes.multi_tensor_rewrite import batch
 from sidefx_train.compile.backend.passes.scatter_add_rows import may_add_rows
 from sidefx_train.compile.backend.passes.separate_results import order_writes
 from sidefx_train.compile.backend.passes.work_size import is_tiny

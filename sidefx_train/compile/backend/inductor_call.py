@@ -33,7 +33,7 @@ from sidefx_train.compile.backend.graph_cache import cache_tag
 from sidefx_train.compile.backend.inductor_options import options
 from sidefx_train.compile.backend.pass_list import PassOptions, run_passes
 from sidefx_train.compile.backend.passes.inductor_workarounds import index_by_permutations
-from sidefx_train.compile.backend.passes.multi_tensor_groups import results_with_own_memory
+from sidefx_train.compile.backend.passes.multi_tensor_rewrite import results_with_own_memory
 from sidefx_train.compile.backend.passes.repeated_regions import Division, find_regions
 from sidefx_train.compile.backend.passes.separate_results import order_writes, separate_results
 from sidefx_train.compile.backend.passes.work_size import is_tiny

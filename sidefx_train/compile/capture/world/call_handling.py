@@ -22,11 +22,7 @@ from sidefx_train.compile.capture.recording import warning_watch
 from sidefx_train.compile.capture.recording.constant_folding import constant_value
 from sidefx_train.compile.capture.recording.eager_parity import batched_products
 from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue, LimitedShadow, message_of
-from sidefx_train.compile.capture.shadows.objects.numpy_arrays import (
-    says_read_only,
-    shows_copy,
-    writes_unasked,
-)
+from sidefx_train.compile.capture.shadows.objects.numpy_arrays import says_read_only, shows_copy, writes_unasked
 from sidefx_train.compile.capture.shadows.objects.tensors import PLAIN_TENSORS
 from sidefx_train.compile.capture.world.deferred import deferred_warnings
 from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
@@ -50,12 +46,11 @@ from sidefx_train.compile.capture.world.native_call_facts import (
     wants_values,
 )
 from sidefx_train.compile.capture.world.native_calls import builtin_methods, cpp_warnings, python_conversions
-from sidefx_train.compile.capture.world.native_calls import (
-    lru_cache as caches,
-)
+from sidefx_train.compile.capture.world.native_calls import lru_cache as caches
 from sidefx_train.compile.capture.world.native_calls.argument_reads import ArgumentReads
 from sidefx_train.compile.capture.world.native_calls.class_creation import make_class, makes_class
 from sidefx_train.compile.capture.world.native_calls.ctc_lengths import as_tensors, takes_lengths
+from sidefx_train.compile.capture.world.symbolic_numbers import concrete_numbers, number_calls
 from sidefx_train.compile.capture.world.symbolic_numbers.array_functions import computes_arrays
 from sidefx_train.compile.capture.world.symbolic_numbers.scalar_tensors import host_value
 from sidefx_train.compile.common import trace_rules
@@ -129,7 +124,7 @@ class Calls:
         if torch_call and compat.communicates_in_cpp(fn):
             self.refuse_call(fn)
         if torch_call:  # it accepts symbols as numbers, but not as flags
-            args, kwargs = builtin_methods.concrete_within((args, kwargs), (torch.SymBool,))
+            args, kwargs = concrete_numbers.concrete_within((args, kwargs), (torch.SymBool,))
         if type(attribute_of(fn, "__self__")) is torch.Generator:
             answer = self.world.random_draws.of_generator(fn, args)
             if answer is not ABSENT:
@@ -262,7 +257,7 @@ class Calls:
     def _run_in_python(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answers functions of symbolic numbers, and runs C code that calls methods written in Python."""
         if not safe_isinstance(fn, type) and id(fn) not in builtin_methods.ARITHMETIC:
-            substitute = builtin_methods.number_function(self.world, fn, args, kwargs)
+            substitute = number_calls.number_function(self.world, fn, args, kwargs)
             if substitute is not ABSENT:
                 return substitute
             stores = fn is operator.setitem and type(args[0]) in CONTAINERS
@@ -283,7 +278,7 @@ class Calls:
         if calls or not keeps_callables(fn) or asks_missing(fn, args):
             objects = self.world.reentry.objects(fn, (owner, *args, *kwargs.values()))
             if objects and wants_values(fn, args):
-                args, kwargs = builtin_methods.concrete_within((args, kwargs))
+                args, kwargs = concrete_numbers.concrete_within((args, kwargs))
                 with self.world.reentry.around(self.world.reentry.objects(fn, (owner, *args, *kwargs.values()))):
                     return self._run_on_values(fn, args, kwargs)
             if objects:
@@ -375,7 +370,7 @@ class Calls:
         self, run: Callable[..., Any], fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Runs C code on values of the symbolic numbers, for which containers are copied; refuses if it changes one."""
-        values, by_name = builtin_methods.concrete_within((args, kwargs))
+        values, by_name = concrete_numbers.concrete_within((args, kwargs))
         pairs = zip((*args, *kwargs.values()), (*values, *by_name.values()), strict=True)
         copies = [copy for given, copy in pairs if copy is not given and safe_isinstance(copy, (list, deque))]
         before = [_items(copy) for copy in copies]
@@ -497,7 +492,7 @@ class Calls:
             finally:
                 warning_watch.resume(watch)
             if type(answer) is torch.SymBool or alive.answers_values:  # C code may compare it
-                answer = builtin_methods.concrete_within(answer)
+                answer = concrete_numbers.concrete_within(answer)
             return alive.reentry.handed(answer)
 
         NATIVE_CODE.add(id(reentry_callbacks.__code__))

@@ -25,9 +25,11 @@ from sidefx_train.compile.capture.shadows.objects import weak_references
 from sidefx_train.compile.capture.shadows.objects.jagged_tensors import JaggedRecord
 from sidefx_train.compile.capture.shadows.objects.sparse_matrices import SparseMatrix
 from sidefx_train.compile.capture.shadows.records import LeafRecord
+from sidefx_train.compile.capture.world.attributes import module_members
 from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
-from sidefx_train.compile.capture.world.native_calls import builtin_methods, caller_frames, weakref_calls
+from sidefx_train.compile.capture.world.native_calls import caller_frames, weakref_calls
 from sidefx_train.compile.capture.world.native_calls.function_overrides import ANSWERED_ATTRIBUTES
+from sidefx_train.compile.capture.world.symbolic_numbers import concrete_numbers
 from sidefx_train.compile.capture.world.symbolic_numbers.computed_numbers import NUMBER_METHODS
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import hooks_loads, safe_isinstance
@@ -80,7 +82,7 @@ class AttributeOverrides:
             method = vars(kind).get(name, getattr(kind, name))
             if method in NUMBER_METHODS:
                 return types.MethodType(method, obj)
-            return getattr(self.world.guarded(builtin_methods.concrete, (obj,), {}), name)
+            return getattr(self.world.guarded(concrete_numbers.concrete, (obj,), {}), name)
         if issubclass(type(obj), NativeIterator):
             obj.refuse()
         if type(obj) is OrderedDict and not hasattr(OrderedDict, name):
@@ -127,7 +129,7 @@ class AttributeOverrides:
                     value = hook(self.world, obj, name)
                     if value is not ABSENT:
                         return value
-            return builtin_methods.module_getattr(self.world, obj, name)
+            return module_members.module_getattr(self.world, obj, name)
         return ABSENT
 
     def _of_deferred(self, obj: DeferredValue, name: str) -> Any:
@@ -150,7 +152,7 @@ class AttributeOverrides:
                 self.tracer.touches()
                 if name == "grad":
                     self.heap.overwrite_grad(obj)
-                setattr(obj, name, builtin_methods.concrete(value) if type(value) is torch.SymBool else value)
+                setattr(obj, name, concrete_numbers.concrete(value) if type(value) is torch.SymBool else value)
                 return True
             if name == "grad_dtype" and safe_isinstance(self.heap.record_of(obj), LeafRecord):
                 setattr(obj, name, value)
@@ -175,7 +177,7 @@ class AttributeOverrides:
             attributes.store(self.interp, weakref_calls.through(self.world, obj), name, value)
             return True
         if issubclass(type(obj), torch.nn.Module):
-            return builtin_methods.module_setattr(self.world, obj, name, value)
+            return module_members.module_setattr(self.world, obj, name, value)
         return False
 
     def delete(self, obj: Any, name: str) -> bool:
@@ -184,5 +186,5 @@ class AttributeOverrides:
             attributes.delete(self.interp, weakref_calls.through(self.world, obj), name)
             return True
         if issubclass(type(obj), torch.nn.Module):
-            return builtin_methods.module_delattr(self.world, obj, name)
+            return module_members.module_delattr(self.world, obj, name)
         return False

@@ -37,12 +37,13 @@ from sidefx_train.compile.capture.world.interception import Interception
 from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
 from sidefx_train.compile.capture.world.keys import Keys
 from sidefx_train.compile.capture.world.native_calls import contextvars_and_locks
-from sidefx_train.compile.capture.world.native_calls.dispatch_modes import DispatchModes
+from sidefx_train.compile.capture.world.native_calls.callbacks import Callbacks
 from sidefx_train.compile.capture.world.native_calls.dunder_reentry import Reentry
-from sidefx_train.compile.capture.world.native_calls.function_overrides import FunctionOverrides
 from sidefx_train.compile.capture.world.native_calls.global_state_queries import Queries
 from sidefx_train.compile.capture.world.native_calls.lru_cache import Caches
-from sidefx_train.compile.capture.world.native_calls.wrapper_dispatch import WrapperDispatch
+from sidefx_train.compile.capture.world.native_calls.torch_overrides.dispatch_modes import DispatchModes
+from sidefx_train.compile.capture.world.native_calls.torch_overrides.function_overrides import FunctionOverrides
+from sidefx_train.compile.capture.world.native_calls.torch_overrides.wrapper_dispatch import WrapperDispatch
 from sidefx_train.compile.capture.world.operator_overrides import Operators
 from sidefx_train.compile.capture.world.random_draws import RandomDraws
 from sidefx_train.compile.capture.world.symbolic_numbers.computed_numbers import ComputedNumbers
@@ -81,7 +82,7 @@ class TraceWorld(CaptureWorldAPI):
         native_backward_wanted: Python code in a recorded backward must run natively.
         replayed: by how much replaying views after the graph will increment the version counter of their base.
         native_generators: generators of torch that run natively: contexts, which are left at the end.
-        reentry_callbacks: callbacks that C code calls in place of functions of the step.
+        callbacks: functions that C code calls in place of those of the step.
         answers_values: these return values of symbolic numbers to the C code that runs now.
         queries: queries of global state.
         random_draws: random numbers that the step draws in Python.
@@ -160,7 +161,7 @@ class TraceWorld(CaptureWorldAPI):
         self.heap.memory.warn = lambda text: deferred_warnings.warn(self, (text,), {})
         self.reentry = Reentry(self)
         self.native_generators: list[types.GeneratorType[Any, Any, Any]] = []
-        self.reentry_callbacks: list[Callable[..., Any]] = []
+        self.callbacks = Callbacks(self)
         self.answers_values = False
         self.queries = Queries(self.heap)
         self.random_draws = RandomDraws(self)
@@ -367,7 +368,7 @@ class TraceWorld(CaptureWorldAPI):
         return self.calls.guarded(fn, args, kwargs)
 
     def callback(self, fn: Any, reenter: Callable[..., Any]) -> Any:
-        return self.calls.callback(fn, reenter)
+        return self.callbacks.make(fn, reenter)
 
     def type_of(self, obj: Any) -> type:
         return self.attributes.type_of(obj)

@@ -28,7 +28,7 @@ from sidefx_train.compile.capture.shadows.records import LeafRecord
 from sidefx_train.compile.capture.world.attributes import module_members
 from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
 from sidefx_train.compile.capture.world.native_calls import caller_frames, weakref_calls
-from sidefx_train.compile.capture.world.native_calls.function_overrides import ANSWERED_ATTRIBUTES
+from sidefx_train.compile.capture.world.native_calls.torch_overrides.function_overrides import ANSWERED_ATTRIBUTES
 from sidefx_train.compile.capture.world.symbolic_numbers import concrete_numbers
 from sidefx_train.compile.capture.world.symbolic_numbers.computed_numbers import NUMBER_METHODS
 from sidefx_train.compile.common.sentinels import ABSENT

@@ -253,6 +253,7 @@ class _BackwardRecording:
                 recorder.recording(),
                 world.reads.heard(),
                 world.custom_functions.left_out(),
+                tracer.proxy_mode.recurrent_sums.of_backward_outside(),
             ):
                 asked = [root.edge if isinstance(root, Hidden) else root for root in roots]
                 found = torch.autograd.grad(asked, edges, given, retain_graph=True, allow_unused=True) if edges else ()

@@ -16,6 +16,7 @@ import inspect
 import io
 import logging
 import os
+import socket
 import sys
 import types
 import warnings
@@ -98,9 +99,14 @@ PURE_FUNCTIONS: frozenset[Any] = frozenset(
         os.fspath,
         io.StringIO,
         io.BytesIO,
+        getattr(os.path, "_path_normpath", os.fspath),
     }
 )
 """C functions of other modules that depend on and change nothing that a step could observe."""
+
+_QUERIES_OF_OS = ("getpid", "getppid", "getcwd", "cpu_count", "getuid", "geteuid", "getgid", "getegid", "getpgrp")
+QUERIES: frozenset[Any] = frozenset({socket.gethostname, *(vars(os)[n] for n in _QUERIES_OF_OS if hasattr(os, n))})
+"""C functions without arguments that only read state of the process: the answers are guarded."""
 
 ATOMIC_MODULES = (
     "subprocess",
@@ -266,12 +272,12 @@ def is_torch_callable(fn: Any) -> bool:
 
 
 def is_pure(fn: Any) -> bool:
-    """Returns True for C callables that depend on and change only their arguments."""
+    """Returns True for C callables that change only their arguments, and depend on them or on guarded state."""
     if safe_isinstance(fn, type):
         return fn in PURE_FUNCTIONS or _made_by_pure_code(fn)
     if type(fn) is np.ufunc and set("".join(fn.types)) <= set("O->"):  # by `np.frompyfunc`: it calls Python code
         return False
-    if type(fn) is types.BuiltinFunctionType and fn in PURE_FUNCTIONS:
+    if type(fn) is types.BuiltinFunctionType and (fn in PURE_FUNCTIONS or fn in QUERIES):
         return True
     owner = attribute_of(fn, "__self__")
     if owner is not None and not safe_isinstance(owner, types.ModuleType):

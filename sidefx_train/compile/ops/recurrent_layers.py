@@ -7,8 +7,7 @@ backward's operator runs what was recorded, so that gradients are summed in eage
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -42,6 +41,8 @@ class Cells(NamedTuple):
 _CELLS = "int mode, bool has_biases, bool training, bool bidirectional"
 _TENSORS = "Tensor data, Tensor? batch_sizes, Tensor hx, Tensor? cx, Tensor[] weights"
 _GRADIENTS = "Tensor? grad_output, Tensor? grad_hy, Tensor? grad_cy"
+_SUMS = "Tensor?[] sums"
+"""For each gradient, what it is added to, one time after another; ``None`` for zero."""
 
 
 def _run(data: Any, batch_sizes: Any, hx: Any, cx: Any, weights: Any, cells: Cells) -> tuple[torch.Tensor, ...]:
@@ -86,14 +87,15 @@ def _forward_fake(data: Any, _: Any, hx: Any, cx: Any, weights: Any, *rest: Any)
 
 
 def _backward(data: Any, batch_sizes: Any, hx: Any, cx: Any, weights: Any, *rest: Any) -> list[torch.Tensor]:
-    key, grads, wanted, cells = rest[0], rest[1:4], rest[4], Cells(*rest[5:])
+    key, grads, wanted, cells, sums = rest[0], rest[1:4], rest[4], Cells(*rest[5:-1]), rest[-1]
     recorded = recorded_by(key)
     with compat.recording_autograd():
         if recorded is None:
             leaves, results = _record(data, batch_sizes, hx, cx, weights, wanted, cells)
         else:
             leaves, results = recorded
-        pairs = [(value, grad) for value, grad in zip(results, grads, strict=False) if grad is not None]
+        given = (*zip(results, grads, strict=False), *zip(leaves, sums, strict=True))
+        pairs = [(value, grad) for value, grad in given if grad is not None]
         values, weighted = zip(*pairs, strict=True)
         found = torch.autograd.grad(values, leaves, weighted, allow_unused=True)
     return [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves, found, strict=True)]
@@ -108,7 +110,7 @@ define_operator(
     f"recurrent_layer({_TENSORS}, bool[] wanted, {_CELLS}) -> (Tensor, Tensor, Tensor, Tensor)", _forward, _forward_fake
 )
 define_operator(
-    f"recurrent_layer_backward({_TENSORS}, Tensor key, {_GRADIENTS}, bool[] wanted, {_CELLS}) -> Tensor[]",
+    f"recurrent_layer_backward({_TENSORS}, Tensor key, {_GRADIENTS}, bool[] wanted, {_CELLS}, {_SUMS}) -> Tensor[]",
     _backward,
     _backward_fake,
     differentiable=False,
@@ -116,16 +118,27 @@ define_operator(
 
 
 # ---------------------------------------------------------------------- autograd
-class RecurrentLayer(torch.autograd.Function):
-    """One recurrent layer, time first: ``apply(check, cells, data, batch_sizes, hx, cx, *weights)``.
+class Watch(Protocol):
+    """What a capture does around a recorded backward."""
 
-    With batch sizes, ``data`` is that of a packed sequence.
+    def check(self) -> None:
+        """Stops the capture at a backward that it cannot record."""
+
+    def note(self, data: torch.Tensor | None, weights: tuple[torch.Tensor | None, ...]) -> None:
+        """Takes the gradients of the data and the weights, where they have one."""
+
+
+class RecurrentLayer(torch.autograd.Function):
+    """One recurrent layer, time first: ``apply(watch, cells, data, batch_sizes, hx, cx, *weights)``.
+
+    With batch sizes, ``data`` is that of a packed sequence. Before a backward, ``watch.check()`` is called, and
+    ``watch.note`` with its gradients after.
     """
 
     @staticmethod
     def forward(
         ctx: Any,
-        check: Callable[[], None],
+        watch: Watch,
         cells: Cells,
         data: Any,
         batch_sizes: Any,
@@ -140,7 +153,7 @@ class RecurrentLayer(torch.autograd.Function):
         given = (data, batch_sizes, hx, cx, list(weights))
         *made, key = torch.ops.sidefx.recurrent_layer.default(*given, ctx.wanted, *cells)
         ctx.set_materialize_grads(False)
-        ctx.check, ctx.cells = check, cells
+        ctx.watch, ctx.cells = watch, cells
         ctx.save_for_backward(data, batch_sizes, hx, cx, key, *weights)
         if cx is None:
             ctx.mark_non_differentiable(made[2])
@@ -149,9 +162,12 @@ class RecurrentLayer(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_output: Any, grad_hy: Any, grad_cy: Any) -> Any:
         """Returns the gradients of the tensors."""
-        ctx.check()
+        ctx.watch.check()
         data, batch_sizes, hx, cx, key, *weights = ctx.saved_tensors
         grads = (grad_output, grad_hy, grad_cy if ctx.has_cell else None)
         given = (data, batch_sizes, hx, cx, weights, key, *grads, ctx.wanted, *ctx.cells)
-        found = iter(torch.ops.sidefx.recurrent_layer_backward.default(*given))
-        return (None, None, *(next(found) if needed else None for needed in ctx.needs_input_grad[2:]))
+        found = iter(torch.ops.sidefx.recurrent_layer_backward.default(*given, [None] * sum(ctx.wanted)))
+        each = tuple(next(found) if needed else None for needed in ctx.needs_input_grad[2:])
+        first = 4
+        ctx.watch.note(each[0], each[first:])
+        return (None, None, *each)

@@ -6,6 +6,8 @@ import contextlib
 import datetime
 import functools
 import importlib
+import os
+import socket
 import sys
 import types
 import warnings
@@ -78,6 +80,10 @@ ASKS = {
     "dtype of a region": (regions_dtype, lambda: swapped(autocast_dtype, set_autocast, half)),
     "sparse": (lambda: sparse.is_enabled(), lambda: sparse()),
     "the day": (datetime.date.today, contextlib.nullcontext),
+    "working directory": (os.getcwd, lambda: contextlib.chdir("/")),
+    "absolute path": (lambda: os.path.abspath("x/../y"), lambda: contextlib.chdir("/")),
+    "process": (lambda: (os.getpid(), os.getppid(), os.getuid()), contextlib.nullcontext),
+    "machine": (lambda: (socket.gethostname(), os.cpu_count()), contextlib.nullcontext),
 }  # fmt: skip
 
 

@@ -200,39 +200,112 @@ def test_second_derivatives_outside_raise():
         gradients(without_update, lambda fn: sidefx_train.compile(fn, backend="eager"), create_graph=True)
 
 
-def another_use(model, x, packed, last):
-    return last.square().sum() + model.weight_hh_l0.square().sum()
+def penalty(model, x, run):
+    """Its gradients of the weights come before those of the layer."""
+    return run(x)[1][0].square().sum() + sum(p.square().sum() for p in model.parameters())
 
 
-def twice(model, x, packed, last):
-    return (last - model(packed)[1]).square().sum()
+def norms_before(model, x, run):
+    """Their gradients of the weights come after those of the layer."""
+    norms = [p.norm() for p in model.parameters()]
+    return run(x)[1][0].square().sum() * torch.stack(norms).sum()
 
 
-def second_derivative(model, x, packed, last):
+def siamese(model, x, run):
+    return (run(x)[0] - run(x * 2 + 1)[0]).square().sum()
+
+
+def encoder_and_decoder(model, x, run):
+    _, states = run(x)
+    output, last = run(x.flip(0), states)
+    return output.square().sum() + last[0].sum()
+
+
+def residual(model, x, run):
+    """With two directions, the gradients of the data are summed over time, too."""
+    x = x.sin()
+    y, last = run(x)
+    return (x.sum(2) * y.sum(2)[:, :1]).square().sum() + last[0].sum() + x.cos().sum()
+
+
+def only_the_first_is_used(model, x, run):
+    y, _ = run(x)
+    run(x + 1)
+    return y.square().sum() + model.weight_hh_l0.sum()
+
+
+USES = [penalty, norms_before, siamese, encoder_and_decoder, residual, only_the_first_is_used]
+
+
+def with_other_uses(use, kind=nn.LSTM, packed=True, backwards=1, **options):
+    """A step whose layer, and its data, have gradients from elsewhere, too."""
+
+    def make() -> Program:
+        model = kind(4, 5, batch_first=True, **options)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        calls = []
+        model.weight_hh_l0.register_hook(lambda grad: calls.append(float(grad.sum())))
+
+        def step(x, lengths):
+            def run(x, *states):
+                if not packed:
+                    return model(x, *states)
+                given = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+                output, last = model(given, *states)
+                return pad_packed_sequence(output, batch_first=True)[0], last
+
+            for k in range(backwards):
+                value = use(model, x * (k + 1), run)
+                value.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=backwards == 1)
+            return value.detach(), x.grad
+
+        def batch(i):
+            x, lengths = inputs(LENGTHS)(i)
+            return (x, lengths) if packed else (x.detach()[:, : 2 + i % 4].requires_grad_(), lengths)
+
+        return Program(step, batch, (model, optimizer, calls))
+
+    return make
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+@pytest.mark.every(2)
+def test_gradients_from_elsewhere(use, kind):
+    """The operator of the backward adds the gradient of each time to what the engine has before."""
+    options = {"bidirectional": use is residual, "num_layers": 2}
+    parity(with_other_uses(use, getattr(nn, kind), **options), steps=5)
+
+
+@pytest.mark.parametrize("use", [siamese, residual])
+def test_two_backwards(use):
+    """Gradients of an earlier backward are no part of a sum."""
+    parity(with_other_uses(use, backwards=2, bidirectional=True), steps=4, captures=2)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("use", [penalty, siamese, residual])
+def test_gradients_from_elsewhere_for_changing_lengths(kind, use):
+    parity(with_other_uses(use, kind, packed=False, bidirectional=use is residual), steps=6, captures=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("use", USES)
+def test_gradients_from_elsewhere_on_inductor(use):
+    parity(with_other_uses(use, bidirectional=use is residual), steps=4, backend="inductor")
+
+
+def second_derivative(model, x, run):
+    last = run(x)[1]
     (grad,) = torch.autograd.grad(last.sum(), x, create_graph=True)
     return last.square().sum() + grad.square().sum()
 
 
-@pytest.mark.parametrize("loss", [another_use, twice, second_derivative])
-def test_left_to_eager(loss):
-    """Eager adds the gradients of a weight one by one, first those of the other uses; second derivatives need its
-    operations."""
-
-    def make() -> Program:
-        model = nn.GRU(4, 5, batch_first=True)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-        def step(x, lengths):
-            optimizer.zero_grad()
-            packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-            value = loss(model, x, packed, model(packed)[1])
-            value.backward()
-            optimizer.step()
-            return value.detach()
-
-        return Program(step, inputs(LENGTHS), (model, optimizer))
-
-    report = parity(make, steps=3, whole=False, captures=None)
+def test_second_derivatives_are_left_to_eager():
+    """They need the operations of the layer."""
+    report = parity(with_other_uses(second_derivative, nn.GRU), steps=3, whole=False, captures=None)
     assert {each.code for each in report.fallbacks} == {"SFX102"} and report.fallback_count == 3
 
 

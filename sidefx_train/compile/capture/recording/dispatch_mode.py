@@ -36,6 +36,7 @@ from sidefx_train.compile.capture.recording.eager_parity.kernel_errors import ch
 from sidefx_train.compile.capture.recording.eager_parity.kernel_settings import check_settings, reads_dtype, with_dtype
 from sidefx_train.compile.capture.recording.eager_parity.linalg_values_only import mark
 from sidefx_train.compile.capture.recording.eager_parity.memory_overlap import check_overlap
+from sidefx_train.compile.capture.recording.eager_parity.recurrent_sums import RecurrentSums
 from sidefx_train.compile.capture.recording.eager_parity.resize import enlarged, resized, set_layout
 from sidefx_train.compile.capture.recording.eager_parity.undefined_gradients import undefined
 from sidefx_train.compile.capture.recording.eager_parity.view_history import check_strided
@@ -106,6 +107,7 @@ class RepeatingMode(compat.RecordingMode):
         differentiated: name of a tensor subclass whose operators autograd has recorded; empty if there is none.
         transformed: a backward runs inside a transform of ``torch.func``.
         sparse: the sparse tensors, which have no nodes.
+        recurrent_sums: gradients that recurrent layers sum over time.
         depth: how many operators are being recorded, one inside another.
         cursors: next draw to repeat, by device type; absent while new numbers are drawn.
         saved: the step has saved a random state.
@@ -121,6 +123,7 @@ class RepeatingMode(compat.RecordingMode):
         self._products = ProdDerivative()
         self._zeros = ZeroTensors()
         self.sparse = SparseTensors(tracer)
+        self.recurrent_sums = RecurrentSums(tracer)
         self.observer: Any = None
         self.differentiated = ""
         self.transformed = False
@@ -252,6 +255,8 @@ class RepeatingMode(compat.RecordingMode):
         none = undefined(func, args)
         if none is not ABSENT:
             return none
+        if self.recurrent_sums.concerns(func, args):
+            return self.recurrent_sums.join(*args)
         if self.sparse.concerns(func, args, kwargs):
             with self:
                 return self.sparse.call(func, args, kwargs)

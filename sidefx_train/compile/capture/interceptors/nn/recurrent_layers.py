@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -92,8 +93,6 @@ def _on_host(mode: int, world: TraceWorld, data: Any, batch_sizes: Any, rest: li
     Returns:
         What torch's function returns; :data:`~sidefx_train.compile.common.sentinels.ABSENT` for another call.
 
-    Raises:
-        Unsupported: weights have gradients from elsewhere, too, which would be summed in another order.
     """
     states, weights, has_biases, layers, dropout, training, bidirectional = rest
     if not is_captured(data) or torch.is_autocast_enabled("cpu") or type(dropout) is not float:
@@ -126,13 +125,16 @@ def _layer(
     weights: list[Any],
 ) -> Any:
     """Returns output, ``hy`` and ``cy`` of one layer."""
-    summed = _summed_weights(cells, weights) + ([data] if cells.bidirectional else [])
+    summed = _summed_weights(cells, weights)
+    data_is_summed = cells.bidirectional
     if batch_sizes is None and _runs_on_onednn(cells, data, weights):
-        summed = []  # one call, which returns one gradient of each
-    nodes = [world.tracer.node_of(tensor) for tensor in summed if tensor.requires_grad]
-    check = functools.partial(_check, once_differentiated(world, "a recurrent layer"), weakref.ref(world), tuple(nodes))
+        summed = [False] * len(weights)  # one call, which returns one gradient of each
+    tensors = [weight for weight, is_sum in zip(weights, summed, strict=True) if is_sum]
+    tensors += [data] if data_is_summed else []
+    nodes = [world.tracer.node_of(tensor) for tensor in tensors if tensor.requires_grad]
+    watch = _Watch(once_differentiated(world, "a recurrent layer"), weakref.ref(world), nodes, (data_is_summed, summed))
     return world.guarded(
-        recurrent_layers.RecurrentLayer.apply, (check, cells, data, batch_sizes, *states, *weights), {}
+        recurrent_layers.RecurrentLayer.apply, (watch, cells, data, batch_sizes, *states, *weights), {}
     )
 
 
@@ -143,26 +145,51 @@ def _runs_on_onednn(cells: recurrent_layers.Cells, data: Any, weights: list[Any]
     return plain and torch.backends.mkldnn.enabled and not cells.bidirectional
 
 
-def _summed_weights(cells: recurrent_layers.Cells, weights: list[Any]) -> list[Any]:
-    """Returns the weights that have a gradient for each time: all but those of the input."""
+def _summed_weights(cells: recurrent_layers.Cells, weights: list[Any]) -> list[bool]:
+    """Returns for each weight True if it has a gradient for each time: all have but those of the input."""
     each = len(weights) // (2 if cells.bidirectional else 1)
     of_input = (0, 2) if cells.has_biases else (0,)
-    return [weight for place, weight in enumerate(weights) if place % each not in of_input]
+    return [place % each not in of_input for place in range(len(weights))]
 
 
-def _check(once: Callable[[], None], reference: Any, nodes: tuple[fx.Node, ...]) -> None:
-    """Stops the capture if a backward is to be differentiated, or if a tensor has gradients from other operations.
+@dataclass
+class _Watch:
+    """What happens around the backward of one layer, while a capture records it.
 
-    Eager adds the gradients of each time one by one to those that are already there.
+    Attributes:
+        once: stops the capture if the backward is to be differentiated.
+        world: the capture, which is not kept alive.
+        nodes: tensors whose gradients are sums over time.
+        summed: whether the gradient of the data is such a sum, and that of each weight.
     """
-    world = reference()
-    assert world is not None, "a backward is recorded after its capture"
-    once()
-    for node in nodes:
-        if sum(map(_may_have_gradient, node.users)) > 1:
-            refuse_whole(
-                "SFX102", "a weight of a recurrent layer for changing lengths has other uses, too", world.locate()
-            )
+
+    once: Callable[[], None]
+    world: weakref.ref[TraceWorld]
+    nodes: list[fx.Node]
+    summed: tuple[bool, list[bool]]
+
+    def check(self) -> None:
+        """Stops the capture if a tensor has other gradients that the engine outside would add.
+
+        Eager adds the gradients of each time one by one to those that are already there.
+        """
+        self.once()
+        world = self._capture()
+        if world.tracer.proxy_mode.recurrent_sums.in_step:
+            return
+        if any(sum(map(_may_have_gradient, node.users)) > 1 for node in self.nodes):
+            reason = "a weight of a recurrent layer for changing lengths has other uses, too"
+            refuse_whole("SFX102", reason, world.locate())
+
+    def note(self, data: torch.Tensor | None, weights: tuple[torch.Tensor | None, ...]) -> None:
+        """Has the operator of the backward begin the sums with what the engine has of the same gradients."""
+        of_data, of_weights = self.summed
+        self._capture().tracer.proxy_mode.recurrent_sums.note((data, *weights), (of_data, *of_weights))
+
+    def _capture(self) -> TraceWorld:
+        world = self.world()
+        assert world is not None, "a backward is recorded after its capture"
+        return world
 
 
 def _may_have_gradient(user: fx.Node) -> bool:

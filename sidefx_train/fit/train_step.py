@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning
 import torch
@@ -18,9 +18,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sidefx_train.callbacks.training_step import plain_scaler
 from sidefx_train.fit.inputs import Loss, loss_and_output, loss_in, takes_index, through_wrapper
-
-if TYPE_CHECKING:
-    pass
 
 
 class TrainStep:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -18,9 +18,6 @@ from sidefx_train.compile.common.plain_values import (
     stored_entries,
 )
 from sidefx_train.compile.common.type_checks import safe_isinstance
-
-if TYPE_CHECKING:
-    pass
 
 
 def concrete(value: Any) -> Any:

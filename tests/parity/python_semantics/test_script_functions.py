@@ -41,6 +41,15 @@ def decides(x: torch.Tensor):
 
 
 @torch.jit.script
+def by_curvature(x: torch.Tensor, k: torch.Tensor, count: torch.Tensor):
+    if bool(torch.all(k.sign() == 0)):
+        return x
+    for i in range(int(count.max())):
+        x = x.tan() if bool((k > 0).all()) else x.tanh() + i
+    return x
+
+
+@torch.jit.script
 def prints(x: torch.Tensor):
     print("seen")
     return x * 2
@@ -85,6 +94,24 @@ def test_what_is_not_recorded(fn, code, capfd):
     assert [found.code for found in compiled.report().breaks] == [code]
     if fn is prints:
         assert capfd.readouterr().out == "seen\n" * 4
+
+
+def test_values_of_inputs_that_it_reads_are_guarded():
+    """Regression: such a function ended a part of the step."""
+    k, count = torch.tensor([-1.0]), torch.tensor([1, 2])
+
+    def step(model, x, y):
+        return F.cross_entropy(by_curvature(model(x), k, count), y)
+
+    program = trained(step, nn.Linear(6, 3))
+    eager_program = trained(step, nn.Linear(6, 3))
+    eager_program.watch[0].load_state_dict(program.watch[0].state_dict())
+    captured = sidefx_train.compile(program.step, backend="eager", fullgraph=True)
+    for i, (curvature, most) in enumerate([(-1, 2), (-1, 2), (1, 2), (-1, 3), (0, 1), (1, 2), (-1, 2)]):
+        k.fill_(curvature)
+        count.fill_(most)
+        assert torch.equal(captured(*program.batch(i)), eager_program.step(*program.batch(i))), i
+    assert len(captured.report().captures) == 4 and captured.report().replays == 7
 
 
 def test_an_error_is_that_of_eager():

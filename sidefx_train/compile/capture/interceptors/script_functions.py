@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.world.native_call_facts import inside
 from sidefx_train.compile.capture.world.symbolic_numbers.concrete_numbers import concrete_within
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
@@ -34,6 +35,8 @@ def _call(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
             return world.guarded(fn, given, kwargs)
         except RuntimeError as error:  # of any kind: TorchScript keeps only its text
             text = str(error)
+    if "DataDependent" in text:
+        world.host_reads.want(inside((given, kwargs)))
+        world.heap.refuse("SFX101", f"calls {name}, which needs a value that exists only when the graph runs")
     first = next((line for line in reversed(text.splitlines()) if line.strip()), text)
-    code = "SFX101" if "DataDependent" in text else "SFX102"
-    world.heap.refuse(code, f"calls {name}, which cannot be recorded: {first}")
+    world.heap.refuse("SFX102", f"calls {name}, which cannot be recorded: {first}")

@@ -313,7 +313,7 @@ class RepeatingMode(compat.RecordingMode):
         if all(value is not None for value in known):
             with compat.real_world():
                 return func(*known)
-        number = self.graph_tracer.size_of(args[0]) if func is aten._local_scalar_dense.default else None
+        number = self.graph_tracer.read_by_code(args[0]) if func is aten._local_scalar_dense.default else None
         if number is not None:
             return number
         for value in args:

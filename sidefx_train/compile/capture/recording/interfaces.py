@@ -32,7 +32,7 @@ class GraphRecorder(Protocol):
     locate: Callable[[], Location | None]
     touches: Callable[[], None]
     wrapper_dispatch: Callable[..., Any]
-    size_of: Callable[[Any], Any]
+    read_by_code: Callable[[Any], Any]
     count_before: Callable[[Any], Any]
 
     def node_of(self, value: Any) -> fx.Node: ...

@@ -46,7 +46,8 @@ class GraphTracer:
         locate: returns the program's current line.
         touches: called for each operation that does more than read a tensor.
         wrapper_dispatch: runs an operator of wrapper subclasses: its function, their classes, and its arguments.
-        size_of: returns the number in a tensor that C++ code uses as a size, if the prologue knows it; else ``None``.
+        read_by_code: returns what C++ code reads in a tensor, an integer or a truth value, if the prologue knows it;
+            else ``None``.
         count_before: returns the number of elements of a result whose size depends on contents, in the same cases.
     """
 
@@ -65,7 +66,7 @@ class GraphTracer:
         self.locate: Callable[[], Location | None] = _nowhere
         self.touches: Callable[[], None] = _nowhere
         self.wrapper_dispatch: Callable[..., Any] = _declined
-        self.size_of: Callable[[torch.Tensor], Any] = lambda _: None
+        self.read_by_code: Callable[[torch.Tensor], Any] = lambda _: None
         self.count_before: Callable[[Any], Any] = lambda _: None
         self.stop: Unsupported | None = None
         """Error that makes the recording unusable, found where it could not be raised."""

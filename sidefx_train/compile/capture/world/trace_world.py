@@ -166,7 +166,7 @@ class TraceWorld(CaptureWorldAPI):
         self.queries = Queries(self.heap)
         self.random_draws = RandomDraws(self)
         self.host_reads = HostReads(self)
-        tracer.size_of, tracer.count_before = self.host_reads.size_of, self.host_reads.count
+        tracer.read_by_code, tracer.count_before = self.host_reads.read_by_code, self.host_reads.count
         self.computed_numbers = ComputedNumbers(self)
         self.computed_objects = ComputedObjects(self)
         self.deferred_arrays = DeferredArrays(self)

@@ -28,7 +28,7 @@ aten = torch.ops.aten
 
 _MOST_LISTED = 64
 """Limit of elements that are read of one tensor: each is an input of the graph."""
-_INTEGERS = frozenset((torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))
+_READ_BY_CODE = frozenset((torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))
 
 
 class HostReads:
@@ -92,9 +92,9 @@ class HostReads:
         found = self.listed(tensor) if tensor.numel() == 1 else None
         return None if found is None else found[0]
 
-    def size_of(self, tensor: torch.Tensor) -> Any:
-        """Returns the integer in a tensor that C++ code uses as a size; ``None`` in the same cases."""
-        return self.number(tensor) if tensor.dtype in _INTEGERS else None
+    def read_by_code(self, tensor: torch.Tensor) -> Any:
+        """Returns the integer or truth value in a tensor that C++ code reads; ``None`` in the same cases."""
+        return self.number(tensor) if tensor.dtype in _READ_BY_CODE else None
 
     def count(self, counted: Count) -> Any:
         """Returns the number of elements of a result whose size depends on contents; ``None`` in the same cases."""

@@ -3,26 +3,24 @@
 Fabric places model and data, applies strategy and precision, and writes checkpoints. This module adds epochs, progress,
 metrics, validation and exact resume. On one device, and in several processes on the CPU, a step is a plain function
 (forward, loss, backward, update, zero_grad) passed to :func:`sidefx_train.compile`. Otherwise Fabric's own wrappers run
-it and the report says so.
+it and the report says so (``train_step.py``).
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import lightning
 import torch
-from lightning.fabric.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from sidefx_train.callbacks.registration import intercept_logging
-from sidefx_train.callbacks.training_step import Lightning, ignores_argument, plain_scaler
+from sidefx_train.callbacks.training_step import Lightning, ignores_argument
 from sidefx_train.compile.api import compile_step, loop_prefetch
 from sidefx_train.errors import CODES, SideFXWarning
 from sidefx_train.fit.inputs import (
@@ -34,7 +32,6 @@ from sidefx_train.fit.inputs import (
     metric_collection,
     rows,
     takes_index,
-    through_wrapper,
 )
 from sidefx_train.fit.state import (
     Bar,
@@ -49,6 +46,7 @@ from sidefx_train.fit.state import (
     random_state,
     set_random_state,
 )
+from sidefx_train.fit.train_step import TrainStep
 from sidefx_train.report import StepReport
 
 if TYPE_CHECKING:
@@ -259,7 +257,6 @@ class _Run:
         self.val_metrics = self.metrics.clone(prefix="val_")
         self.result = FitResult()
         self.report = StepReport(name=type(model).__name__, backend="none")
-        self._losses: list[torch.Tensor] = []
         self._epoch_start = 0
 
         self.manual = self.is_lightning and not model.automatic_optimization
@@ -278,12 +275,18 @@ class _Run:
         wrapped = fabric.setup(model, *self.optimizers)
         self.wrapped, self.wrapped_optimizers = wrapped[0], list(wrapped[1:])
 
-        reason = self._reason_not_to_compile() if options is not None else None
-        plain = self._plain_module() if reason is None else None
-        self.plain = plain is not None
-        self.model = self.wrapped if plain is None else plain
-        self._left = reason
-        step = self._make_step()
+        train_step = self.train_step = TrainStep(
+            fabric,
+            model,
+            self.wrapped,
+            self.optimizers,
+            self.wrapped_optimizers,
+            loss,
+            keeps_output=len(self.metrics) > 0,
+            compiles=options is not None,
+        )
+        self.model, reason = train_step.model, train_step.left
+        step = train_step.make()
         self.compiled: Any = None
         self.ahead: LoopPrefetch | None = None
         if options is not None and reason is None:
@@ -300,102 +303,14 @@ class _Run:
         self._indexed = self.is_lightning and not ignores_argument(model.training_step, 2)
 
     # ------------------------------------------------------------------ the step
-    def _plain_module(self) -> nn.Module | None:
-        """Returns what a step without Fabric's wrappers calls: the model, or its DistributedDataParallel on the CPU."""
-        strategy = self.fabric.strategy
-        if self.wrapped.module is not self.original:
-            return None
-        if type(strategy) is SingleDeviceStrategy:
-            return self.original
-        wrapper = self.wrapped._forward_module
-        on_cpu = type(strategy) is DDPStrategy and self.fabric.device.type == "cpu"
-        return wrapper if on_cpu and not self.manual and type(wrapper) is DistributedDataParallel else None
-
-    def _reason_not_to_compile(self) -> str | None:
-        if self._plain_module() is None:
-            return f"strategy {type(self.fabric.strategy).__name__} wraps the model"
-        precision = self.fabric.strategy.precision
-        if not plain_scaler(precision):
-            return f"gradient scaler {type(precision.scaler).__name__} has its own update"
-        if self.manual and getattr(precision, "scaler", None) is not None:
-            return "manual optimization with 16-mixed precision scales gradients in Fabric's own backward"
-        if any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in self.optimizers):
-            return "LBFGS runs the step several times for one update"
-        return None
-
-    def _make_step(self) -> Callable[..., Any]:
-        """Returns ``step(batch, batch_idx) -> (loss, output)``, detached; a plain one without Fabric's wrappers."""
-        compute, zero_after = self._compute(self.model, self.plain), not self.manual
-        optimizer = (self.optimizers if self.plain else self.wrapped_optimizers)[0]
-        scaler = getattr(self.fabric.strategy.precision, "scaler", None) if self.plain else None
-        if self.plain:
-
-            def backward(loss: torch.Tensor) -> None:
-                (loss if scaler is None else scaler.scale(loss)).backward()
-
-        else:
-            backward = self.fabric.backward
-
-        def update() -> None:
-            if scaler is None:
-                optimizer.step()
-            else:
-                scaler.step(optimizer)
-                scaler.update()
-
-        def train_step(batch: Any, batch_idx: int) -> tuple[torch.Tensor | None, Any]:
-            loss, output = compute(batch, batch_idx)
-            if zero_after and loss is not None:
-                backward(loss)
-                update()
-                optimizer.zero_grad()
-            return None if loss is None else loss.detach(), output
-
-        train_step.__name__ = train_step.__qualname__ = f"{type(self.original).__name__}.train_step"
-        return train_step
-
-    def _compute(self, model: Any, plain: bool) -> Callable[[Any, int], tuple[torch.Tensor | None, Any]]:
-        """Returns ``compute(batch, batch_idx) -> (loss, output)``; the detached output only if metrics need it."""
-        keep, loss_of = len(self.metrics) > 0, self.loss
-        context: Callable[[], AbstractContextManager[Any]] = self.fabric.autocast
-        in_context = plain and type(self.fabric.strategy.precision).__name__ != "Precision"
-        if self.is_lightning:
-            indexed, training_step = takes_index(self.original.training_step), self._method("training_step")
-
-            def forward(batch: Any, batch_idx: int) -> tuple[Any, Any]:
-                output = training_step(batch, batch_idx) if indexed else training_step(batch)
-                return loss_in(output), output
-
-        else:
-
-            def forward(batch: Any, batch_idx: int) -> tuple[Any, Any]:
-                return loss_and_output(model, batch, loss_of)
-
-        def compute(batch: Any, batch_idx: int) -> tuple[Any, Any]:
-            if in_context:
-                with context():
-                    loss, output = forward(batch, batch_idx)
-            else:
-                loss, output = forward(batch, batch_idx)
-            return loss, (output.detach() if keep and isinstance(output, torch.Tensor) else None)
-
-        return compute
-
-    def _method(self, name: str) -> Callable[..., Any]:
-        """Returns a function that calls a method of the LightningModule as the wrapper's forward, if it has one."""
-        model = self.model
-        if type(model) is DistributedDataParallel:
-            return through_wrapper(model, self.original, name)
-        return lambda *args: getattr(model, name)(*args)
-
     def train_on(self, batch: Any, position: Position) -> torch.Tensor | None:
         """Runs one step and adds its loss and logs to the history."""
         if self.ahead is not None:
             batch = self.fabric.to_device(self.ahead.moved(batch))
         batch = self._convert(batch)
-        if self._left is not None:
+        if self.train_step.left is not None:
             self.report.calls += 1
-            self.report.record_fallback(LEFT_TO_FABRIC, self._left)
+            self.report.record_fallback(LEFT_TO_FABRIC, self.train_step.left)
         loss, output = self._step(batch, position.batch if self._indexed else 0)
         if len(self.metrics) and output is not None:
             self.metrics.update(output, batch[1])
@@ -409,7 +324,7 @@ class _Run:
         return loss
 
     def _convert(self, batch: Any) -> Any:
-        return self.fabric.strategy.precision.convert_input(batch) if self.plain else batch
+        return self.fabric.strategy.precision.convert_input(batch) if self.train_step.plain else batch
 
     # ------------------------------------------------------------------ epochs
     def finish_epoch(self, val_loader: Any) -> None:
@@ -446,7 +361,7 @@ class _Run:
             with self.fabric.autocast():
                 if self.is_lightning:
                     indexed = takes_index(self.original.validation_step)
-                    step = self._method("validation_step")
+                    step = self.train_step.method("validation_step")
                     output = step(batch, index) if indexed else step(batch)
                     loss = loss_in(output) if isinstance(output, (torch.Tensor, Mapping)) else None
                 else:

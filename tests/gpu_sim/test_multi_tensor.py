@@ -13,13 +13,8 @@ from torch.nn import functional as F
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend.autotune import multi_tensor as autotune
-from sidefx_train.compile.backend.passes.multi_tensor_groups import (
-    Group,
-    batch,
-    find_groups,
-    results_with_own_memory,
-    update_module,
-)
+from sidefx_train.compile.backend.passes.multi_tensor_groups import Group, find_groups
+from sidefx_train.compile.backend.passes.multi_tensor_rewrite import batch, results_with_own_memory, update_module
 from sidefx_train.compile.functionalization.functionalize import functionalize
 from sidefx_train.compile.gpu.multi_tensor import Expression, MultiTensorUpdate, Slot, Step, tables_of_recording
 from sidefx_train.compile.gpu.section import Section

@@ -11,7 +11,7 @@ import pytest
 from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
 from sidefx_train.compile.capture.resume.resume_function import is_continuation
 from sidefx_train.compile.capture.resume.suspension import StopPoint, stop_points
-from sidefx_train.compile.pipeline.capture_step import CaptureRun
+from sidefx_train.compile.pipeline.capture_run import CaptureRun
 from sidefx_train.compile.pipeline.captured import CaptureFailed
 from sidefx_train.errors import Unsupported
 

@@ -5,7 +5,7 @@ alias_analysis      which nodes share storage (``graph/``)
 scalar_placement    which numbers the host computes, and when
 optimizer_tail      fused optimizer calls that run after the graph
 error_hazards       what may raise, and which updates must wait for it
-retrace             the functional graph itself
+retrace/            the functional graph itself
 fused_optimizers, tensor_scalar_ops, op_rewrites   operations rewritten during the retrace
 check               invariants of the result
 """
@@ -31,7 +31,8 @@ from sidefx_train.compile.functionalization.error_hazards import (
 from sidefx_train.compile.functionalization.input_views import refuse_unsupported, view_bits, view_layout
 from sidefx_train.compile.functionalization.number_arithmetic import wide_numbers
 from sidefx_train.compile.functionalization.optimizer_tail import Tail, find_tail
-from sidefx_train.compile.functionalization.retrace import Retraced, RetraceOptions, Retracer
+from sidefx_train.compile.functionalization.retrace.options import RetraceOptions
+from sidefx_train.compile.functionalization.retrace.retracer import Retraced, Retracer
 from sidefx_train.compile.functionalization.scalar_placement import (
     HostCounters,
     ScalarPlan,

@@ -31,18 +31,15 @@ from sidefx_train.compile.common.process_locks import made_once
 from sidefx_train.compile.native import (
     attention_kernel,
     entry_holder,
-    guard_program,
     lstm_kernel,
     matmul_kernel,
     optimizer_updates,
     replay_memory,
     tensor_effects,
-    tensor_impl,
     warning_hook,
 )
-from sidefx_train.compile.native import (
-    scatter_add_kernel as rows,
-)
+from sidefx_train.compile.native import scatter_add_kernel as rows
+from sidefx_train.compile.native.guards import guard_program, tensor_impl, value_tests
 from sidefx_train.compile.native.python_abi import PYTHON_HEADER, python_header
 
 _FLAGS = ("-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fopenmp")
@@ -118,11 +115,10 @@ _AROUND = _Module(
     ('{"data_ptr_function", data_ptr_function, METH_O, nullptr},',),
     "optimizer updates, index checks",
 )
+_OF_GUARDS = (tensor_impl, value_tests, guard_program, entry_holder, warning_hook, replay_memory, tensor_effects)
 _GUARDS = _Module(
     "sidefx_guards",
-    "".join(
-        each.SOURCE for each in (tensor_impl, guard_program, entry_holder, warning_hook, replay_memory, tensor_effects)
-    ),
+    "".join(each.SOURCE for each in _OF_GUARDS),
     (
         "find_tensor_words",
         "entry_holder",

@@ -1,6 +1,6 @@
 """Turns a capture into an entry: the last stages of the compiler.
 
-    capture (capture_step.py, capture/)  the step runs once on shadows: graph, effects, guards
+    capture (capture_run.py, capture/)  the step runs once on shadows: graph, effects, guards
     residual (residual/)    guards, prologue and epilogue as generated source
     backend (functionalization/, backend/)  the graph becomes a callable
     link                    the generated function is bound to the callable: an Entry

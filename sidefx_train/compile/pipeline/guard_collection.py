@@ -38,7 +38,7 @@ from sidefx_train.errors import Location
 def symbols(world: TraceWorld) -> tuple[dict[str, Source], list[NumberCondition]]:
     """Returns the source of each symbol of the capture, and conditions that equate sizes of inputs with symbols."""
     sources: dict[str, Source] = {
-        str(compat.symbol_of_input(number)): source for number, source, _ in world.heap.numbers
+        str(compat.symbol_of_input(number)): source for number, source, _ in world.heap.numbers.inputs
     }
     return sources, size_conditions(world.heap.sizes, sources)
 
@@ -46,7 +46,7 @@ def symbols(world: TraceWorld) -> tuple[dict[str, Source], list[NumberCondition]
 def _decided_numbers(world: TraceWorld) -> list[Guard]:
     """Returns the conditions on numbers that a capture which stopped has decided."""
     sources, conditions = symbols(world)
-    values = {str(compat.symbol_of_input(number)): real for number, _, real in world.heap.numbers}
+    values = {str(compat.symbol_of_input(number)): real for number, _, real in world.heap.numbers.inputs}
     conditions += number_conditions(compat.recorded_conditions(world.tracer.shape_env), sources, values)[0]
     return [Guard("number", condition.names[0][1], condition) for condition in conditions]
 
@@ -54,7 +54,7 @@ def _decided_numbers(world: TraceWorld) -> list[Guard]:
 def all_guards(world: TraceWorld) -> list[Guard]:
     """Returns every guard of a capture, each with the line that caused it."""
     sources, conditions = symbols(world)
-    values = {str(compat.symbol_of_input(number)): real for number, _, real in world.heap.numbers}
+    values = {str(compat.symbol_of_input(number)): real for number, _, real in world.heap.numbers.inputs}
     recorded, others = number_conditions(compat.recorded_conditions(world.tracer.shape_env), sources, values)
     conditions += recorded
     if others:

@@ -61,7 +61,7 @@ def first_self_invalidated(world: TraceWorld, guards: Iterable[Guard], effects: 
     changed = _changed(world.heap.sources, effects)
     if not changed:
         return ""
-    hints = {str(compat.symbol_of_input(number)): _value(number) for number, _, _ in world.heap.numbers}
+    hints = {str(compat.symbol_of_input(number)): _value(number) for number, _, _ in world.heap.numbers.inputs}
     for guard in guards:
         if guard.kind == "number":
             holds = _still_holds(guard.value, changed, hints)

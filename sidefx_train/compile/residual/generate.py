@@ -347,7 +347,7 @@ def _input(world: TraceWorld, writer: Writer, index: int) -> str:
     item = world.tracer.inputs[index]
     real = world.tracer.real_inputs[index]
     if item.kind == "scalar":
-        for number, source, _ in world.heap.numbers:
+        for number, source, _ in world.heap.numbers.inputs:
             if number is item.example:
                 return writer.value(source)
         raise AssertionError(f"no source for the number {item.source}")

@@ -547,7 +547,7 @@ def test_an_internal_error_is_not_repeated_while_what_it_read_is_the_same(handle
         attempts.append(args)
         raise AssertionError("a fault of the compiler")
 
-    monkeypatch.setattr("sidefx_train.compile.pipeline.capture_step.collect", broken)
+    monkeypatch.setattr("sidefx_train.compile.pipeline.capture_run.collect", broken)
     scale = types.SimpleNamespace(value=2.0)
 
     def step(x):

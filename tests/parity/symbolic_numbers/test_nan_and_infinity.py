@@ -114,7 +114,7 @@ def test_a_float_of_python_that_changes(what):
 def test_a_step_is_not_run_twice_when_a_late_number_fails(monkeypatch):
     """If a number of the graph's results raises after the graph, that is an error, not another run of the step."""
     monkeypatch.setattr(
-        "sidefx_train.compile.capture.world.native_calls.builtin_methods.no_integer", lambda world, value: False
+        "sidefx_train.compile.capture.world.symbolic_numbers.number_calls.no_integer", lambda world, value: False
     )
     weight = torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight], lr=0.1)

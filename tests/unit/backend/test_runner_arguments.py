@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import sidefx_train
-from sidefx_train.compile.backend.runners.runner import _edits
+from sidefx_train.compile.backend.runners.runner_arguments import _edits
 from sidefx_train.compile.gpu.replaying import recording_on_host
 from sidefx_train.compile.gpu.simulation.recorder import HostRecorder
 

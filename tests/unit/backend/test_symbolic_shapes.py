@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import track_tensor_tree
 from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
 from sidefx_train.compile.backend.compile_graph import build
-from sidefx_train.compile.backend.inductor import undefined_symbols
+from sidefx_train.compile.backend.inductor_call import undefined_symbols
 from sidefx_train.compile.graph.artifacts import GraphInput
 from sidefx_train.config import CompileConfig
 from tests.support.graphs import Recorder, new_recorder, record

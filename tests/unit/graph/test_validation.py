@@ -13,7 +13,7 @@ from sidefx_train.compile.backend import inductor, pass_list
 from sidefx_train.compile.functionalization import functionalize as functionalization
 from sidefx_train.compile.functionalization.functionalize import functionalize
 from sidefx_train.compile.graph.validation import check_graph, enabled
-from sidefx_train.compile.pipeline import capture_step, compile_capture
+from sidefx_train.compile.pipeline import capture_run, compile_capture
 from sidefx_train.errors import BackendError
 from tests.support.graphs import trace_fn
 
@@ -191,7 +191,7 @@ def module_of(value):
 
 
 PASSES = {
-    "capture": (capture_step, "_made_generators", lambda args, out: args[1]),
+    "capture": (capture_run, "_made_generators", lambda args, out: args[1]),
     "partition": (compile_capture, "recompute", lambda args, out: out.forward),
     "functionalization": (functionalization, "check_functional", lambda args, out: args[0]),
     "attention": (inductor, "expand_attention", lambda args, out: args[0]),

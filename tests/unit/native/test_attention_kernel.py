@@ -333,7 +333,7 @@ def test_where_it_is_not_chosen_torchs_stays(chosen, monkeypatch):
 @pytest.mark.slow
 def test_python_calls_it_too(chosen, monkeypatch):
     """The graph is not one C++ call."""
-    monkeypatch.setattr(sidefx_train.compile.backend.inductor, "_one_cpp_call", lambda module: False)
+    monkeypatch.setattr(sidefx_train.compile.backend.inductor_options, "_one_cpp_call", lambda module: False)
     torch.manual_seed(0)
     x = torch.randn(2, 9, 60, requires_grad=True)
 

@@ -23,7 +23,8 @@ from sidefx_train.compile.backend.autotune.timing import (
     timings,
     why_not_measured,
 )
-from sidefx_train.compile.backend.passes.multi_tensor_groups import Group, find_groups, update_module
+from sidefx_train.compile.backend.passes.multi_tensor_groups import Group, find_groups
+from sidefx_train.compile.backend.passes.multi_tensor_rewrite import update_module
 from sidefx_train.compile.gpu.multi_tensor import MultiTensorUpdate
 from sidefx_train.compile.graph.artifacts import FunctionalGraph
 from sidefx_train.report import ChoiceRecord

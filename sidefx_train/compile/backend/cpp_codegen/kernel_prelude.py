@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.backend.cpp_codegen import simd_helpers_source, simd_source
+from sidefx_train.compile.backend.cpp_codegen import simd_helpers_source, simd_register_source, simd_source
 
 _STEPS = """
     std::atomic<int> inductor_cpu_integer_div_error{0};
@@ -68,7 +68,9 @@ _NARROW = re.compile(
 """What the prelude supports of bfloat16 and int8: numbers are copied, and computed with in other types."""
 _REFUSED = re.compile(r"\b(?:BFloat16|Half|half|Welford|IndexValue|uint8_t|int8_t|int16_t|assert|goto|asm)\b")
 
-HEADER = simd_helpers_source.BEFORE + simd_source.SOURCE + simd_helpers_source.AFTER
+HEADER = "".join(
+    (simd_helpers_source.BEFORE, simd_register_source.SOURCE, simd_source.SOURCE, simd_helpers_source.AFTER)
+)
 
 _SIZES = {"CPU_CAPABILITY_AVX512": 64, "CPU_CAPABILITY_AVX2": 32}
 

@@ -95,3 +95,14 @@ def _dtype(argument: Any) -> torch.dtype | None:
 
 def _literals(arguments: Any) -> Arguments:
     return tuple(each if isinstance(each, fx.Node) else literal_of(each) for each in arguments)
+
+
+def value_of(node: Any) -> Any:
+    """Returns the fake value of a node."""
+    return node.meta.get("val")
+
+
+def is_tensor(node: Any) -> bool:
+    """Returns True for a node whose value an expression can have: a strided tensor of a dtype that it computes with."""
+    value = value_of(node)
+    return isinstance(value, torch.Tensor) and value.layout == torch.strided and value.dtype in DTYPES

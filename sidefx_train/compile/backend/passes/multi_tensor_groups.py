@@ -1,8 +1,9 @@
-"""Finds updates of many tensors by the same elementwise expression, and takes them out of a graph.
+"""Finds updates of many tensors by the same elementwise expression.
 
 An optimizer that is no fused kernel updates every parameter by operations of its own, which Inductor fuses to one
-kernel a parameter. They become one kernel of all (``gpu/multi_tensor``), which runs behind the graph. What only updates
-use moves with them: unscaled and clipped gradients, weight decay, flags that keep the old values, bias corrections.
+kernel a parameter. They become one kernel of all (``gpu/multi_tensor``), which runs behind the graph
+(``multi_tensor_rewrite.py``). What only updates use moves with them: unscaled and clipped gradients, weight decay,
+flags that keep the old values, bias corrections.
 
 A gradient that is computed by a kernel of Inductor's keeps its update, which is fused into that kernel.
 """
@@ -13,17 +14,17 @@ import operator
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.backend.passes.elementwise_nodes import literal_constant, operation_of
-from sidefx_train.compile.gpu.multi_tensor import MULTI_TENSOR_UPDATE, Expression, Slot, Step
-from sidefx_train.compile.gpu.multi_tensor.expression import DTYPES, Operand
-from sidefx_train.compile.graph.artifacts import FunctionalGraph, Name, TailCall
+from sidefx_train.compile.backend.passes.elementwise_nodes import is_tensor, operation_of, value_of
+from sidefx_train.compile.backend.passes.update_expressions import ExpressionWriter
+from sidefx_train.compile.gpu.multi_tensor import Expression
+from sidefx_train.compile.graph.artifacts import FunctionalGraph, Name
 from sidefx_train.compile.graph.fx_utils import written_args
 from sidefx_train.compile.graph.strided_layout import is_dense, is_static
 
@@ -72,7 +73,7 @@ class Group:
     @property
     def sizes(self) -> tuple[int, ...]:
         """Number of elements of each member."""
-        return tuple(_value(member.targets[0].args[0]).numel() for member in self.members)
+        return tuple(value_of(member.targets[0].args[0]).numel() for member in self.members)
 
     def written(self) -> list[fx.Node]:
         """Returns what is written, that of each result one after the other."""
@@ -109,47 +110,7 @@ def find_groups(graph: FunctionalGraph) -> list[Group]:
     return _in_order(found, finder.written)
 
 
-def batch(graph: FunctionalGraph, groups: Sequence[Group]) -> FunctionalGraph:
-    """Returns a graph without these updates, which run behind it; its module is changed in place."""
-    nodes = graph.module.graph
-    output = nodes.output_node()
-    results: list[Any] = list(output.args[0])  # type: ignore[arg-type]
-    placeholders = [node for node in nodes.nodes if node.op == "placeholder"]
-    names = dict(zip(placeholders, graph.feeds, strict=True))
-    for kept, leaf in (pair for group in groups for member in group.members for pair in member.kept):
-        results[results.index(kept)] = leaf
-
-    def name(node: fx.Node) -> Name:
-        packed = _packed_index(node, names)
-        if packed is not None:
-            return Name(f"packed[{packed}]")
-        if node in names:
-            return Name(names[node])
-        if node not in results:
-            results.append(node)
-        return Name(f"r{results.index(node)}")
-
-    calls = []
-    for group in groups:
-        written, read = [name(node) for node in group.written()], [name(node) for node in group.read()]
-        calls.append(TailCall(MULTI_TENSOR_UPDATE, (written, read, group.expression, group.sizes), {}))
-    output.args = (tuple(results),)
-    _erase(nodes, [target for group in groups for member in group.members for target in member.targets])
-    graph.module.recompile()
-    values = tuple(node.meta.get("val") if isinstance(node, fx.Node) else node for node in results)
-    return replace(graph, results=values, tail=(*graph.tail, *calls))
-
-
-def results_with_own_memory(graph: FunctionalGraph) -> frozenset[int]:
-    """Returns the positions of results that may share memory with nothing: the program gets them, or updates write
-    results, and read others."""
-    calls = [call for call in graph.tail if call.op is MULTI_TENSOR_UPDATE]
-    results = {name.text for call in calls for name in _names(call.args) if name.text[0] == "r"}
-    writes = any(name.text[0] == "r" for call in calls for name in call.args[0])
-    return graph.escaping | {int(name[1:]) for name in results if writes}
-
-
-def _erase(graph: fx.Graph, targets: Sequence[fx.Node]) -> None:
+def erase(graph: fx.Graph, targets: Sequence[fx.Node]) -> None:
     """Erases nodes, and what only they use."""
     doomed, waiting = set(targets), list(targets)
     while waiting:
@@ -159,36 +120,6 @@ def _erase(graph: fx.Graph, targets: Sequence[fx.Node]) -> None:
     for node in reversed(graph.nodes):
         if node in doomed and node.op == "call_function" and not node.users:
             graph.erase_node(node)
-
-
-def update_module(group: Group) -> tuple[fx.GraphModule, list[int], list[int]]:
-    """Returns a graph of nothing but these updates, and the positions of its inputs that are written, and read.
-
-    The positions are in the order of :meth:`Group.written` and :meth:`Group.read`.
-    """
-    graph = fx.Graph()
-    made: dict[fx.Node, fx.Node] = {}
-    inputs = list(dict.fromkeys([*group.written(), *group.read()]))
-    for position, node in enumerate(inputs):
-        made[node] = graph.placeholder(f"x{position}")
-        made[node].meta = {"val": _value(node)}
-
-    def copied(node: fx.Node) -> fx.Node:
-        if node not in made:
-            sources = {each: copied(each) for each in node.all_input_nodes}
-            made[node] = graph.node_copy(node, sources.__getitem__)
-        return made[node]
-
-    for member in group.members:
-        for target in member.targets:
-            copied(target)
-        for kept, leaf in member.kept:
-            write = graph.call_function(aten.copy_.default, (made[leaf], copied(kept)))
-            write.meta = {"val": _value(leaf)}
-    graph.output(())
-    places = {node: position for position, node in enumerate(inputs)}
-    module = compat.late_module(torch.nn.Module(), graph)
-    return module, [places[node] for node in group.written()], [places[node] for node in group.read()]
 
 
 def _cancel_views(graph: fx.Graph) -> None:
@@ -205,7 +136,7 @@ def _cancel_views(graph: fx.Graph) -> None:
                 node.replace_all_uses_with(source)
                 replaced.append(node)
                 break
-    _erase(graph, replaced)
+    erase(graph, replaced)
 
 
 _VIEWS = (aten.permute.default, aten.view.default, aten._unsafe_view.default, aten.alias.default, aten.t.default)
@@ -213,25 +144,16 @@ _VIEWS = (aten.permute.default, aten.view.default, aten._unsafe_view.default, at
 
 def _is_identity(source: fx.Node, chain: Sequence[fx.Node]) -> bool:
     """Returns True if views of views of a value have its elements in its order, whatever its strides are."""
-    if not is_static(_value(source)) or _value(source).shape != _value(chain[-1]).shape:
+    if not is_static(value_of(source)) or value_of(source).shape != value_of(chain[-1]).shape:
         return False
-    rows = torch.empty(_value(source).shape, device="meta")
+    rows = torch.empty(value_of(source).shape, device="meta")
     seen = rows
     for node in chain:
         seen = node.target(seen, *node.args[1:])  # type: ignore[operator]
     return seen.stride() == rows.stride()
 
 
-def _value(node: Any) -> Any:
-    return node.meta.get("val")
-
-
-def _is_tensor(node: Any) -> bool:
-    value = _value(node)
-    return isinstance(value, torch.Tensor) and value.layout == torch.strided and value.dtype in DTYPES
-
-
-def _packed_index(node: fx.Node, names: dict[fx.Node, str]) -> int | None:
+def packed_index(node: fx.Node, names: dict[fx.Node, str]) -> int | None:
     """Returns which element of the scalar buffer a node is."""
     if node.target is not aten.select.int or names.get(node.args[0]) != "packed":  # type: ignore[arg-type]
         return None
@@ -281,7 +203,9 @@ class _Finder:
         self._device = graph.device
         placeholders = [node for node in self._nodes if node.op == "placeholder"]
         self._names = dict(zip(placeholders, graph.feeds, strict=True))
-        self._in_tail = {str(name) for call in graph.tail for name in _names((call.args, tuple(call.kwargs.values())))}
+        self._in_tail = {
+            str(name) for call in graph.tail for name in names_in((call.args, tuple(call.kwargs.values())))
+        }
         results = list(graph.module.graph.output_node().args[0])  # type: ignore[arg-type]
         self._results = {node for node in results if isinstance(node, fx.Node)}
         self._only_shown = {results[i] for i in _only_shown(graph) if results.count(results[i]) == 1}
@@ -303,10 +227,10 @@ class _Finder:
             return False
         target, source = node.args[:2]
         name = self._names[target]  # type: ignore[index]
-        if not name.startswith("a") or name in self._in_tail or target in self._shown or not _is_tensor(source):
+        if not name.startswith("a") or name in self._in_tail or target in self._shown or not is_tensor(source):
             return False
-        kept, new = _value(target), _value(source)
-        if not _is_tensor(target) or kept.device != self._device or not is_static(kept) or not is_dense(kept):
+        kept, new = value_of(target), value_of(source)
+        if not is_tensor(target) or kept.device != self._device or not is_static(kept) or not is_dense(kept):
             return False
         return bool(kept.numel()) and (new.shape == kept.shape or not new.dim())
 
@@ -314,14 +238,14 @@ class _Finder:
         targets = set(self._copies)
         for node in reversed(self._nodes):
             users = [user for user in node.users if user.op != "output"]
-            if not users or not _is_tensor(node) or _value(node).device != self._device:
+            if not users or not is_tensor(node) or value_of(node).device != self._device:
                 continue
             if node in self._results and node not in self._only_shown:
                 continue
             operation = operation_of(node)
-            shape = _value(node).shape
+            shape = value_of(node).shape
             if operation is not None and all(
-                (user in targets or user in self._inside) and shape in (_value(user).shape, ()) for user in users
+                (user in targets or user in self._inside) and shape in (value_of(user).shape, ()) for user in users
             ):
                 self._inside[node] = operation
 
@@ -330,7 +254,7 @@ class _Finder:
         owner: dict[fx.Node, int] = {}
         parts: dict[int, list[fx.Node]] = {}
         for number, target in enumerate(self._copies):
-            shared = [node for node in self._own(target) if _value(node).dim()]
+            shared = [node for node in self._own(target) if value_of(node).dim()]
             joined = {owner[node] for node in shared if node in owner}
             parts[number] = [each for other in sorted(joined) for each in parts.pop(other)] + [target]
             owner.update((node, number) for node in shared)
@@ -353,7 +277,7 @@ class _Finder:
         targets = sorted(targets, key=self._index.__getitem__)
         own = {node for target in targets for node in self._own(target)}
         shown = sorted(own & self._results, key=self._index.__getitem__)
-        writer = _ExpressionWriter(self._inside, _value(targets[0].args[0]))
+        writer = ExpressionWriter(self._inside, value_of(targets[0].args[0]))
         expression = writer.expression(targets, shown)
         leaves = tuple(writer.leaves)
         if expression is None or not all(map(self._may_be_read, leaves)) or self._is_fused_elsewhere(leaves):
@@ -370,12 +294,12 @@ class _Finder:
 
     def _may_hold(self, leaf: fx.Node, result: fx.Node, own: set[fx.Node]) -> bool:
         """Returns True if nothing reads a leaf's memory behind the graph but this update, and a result fits in it."""
-        one, other, base = _value(leaf), _value(result), _origin(leaf)
-        if leaf.op != "call_function" or _packed_index(leaf, self._names) is not None:
+        one, other, base = value_of(leaf), value_of(result), _origin(leaf)
+        if leaf.op != "call_function" or packed_index(leaf, self._names) is not None:
             return False
         if (one.dtype, one.shape, one.stride()) != (other.dtype, other.shape, other.stride()):
             return False
-        if _value(base).numel() != one.numel() or not _has_own_memory(base):
+        if value_of(base).numel() != one.numel() or not _has_own_memory(base):
             return False
         family = self._views_of(base)
         behind = {user for node in family for user in node.users if user in self._inside or user in self._copies}
@@ -385,13 +309,13 @@ class _Finder:
         """Returns the nodes that may share a value's memory, and the value."""
         if not self._families:
             for node in self._nodes:
-                if _is_tensor(node):
+                if is_tensor(node):
                     self._families[_origin(node)].append(node)
         return self._families[base]
 
     def _may_be_read(self, leaf: fx.Node) -> bool:
         """Returns True for an input, an element of the scalar buffer, or a value with memory of its own."""
-        if _packed_index(leaf, self._names) is not None:
+        if packed_index(leaf, self._names) is not None:
             return True
         if leaf in self._names:
             return self._names[leaf].startswith("a") and self._names[leaf] not in self._in_tail
@@ -402,8 +326,8 @@ class _Finder:
 
         It cannot where the update reads another value too that depends on the first, such as the norm of all gradients.
         """
-        made = [leaf for leaf in leaves if leaf not in self._names and _packed_index(leaf, self._names) is None]
-        own = [leaf for leaf in made if _value(leaf).dim() and not _is_of_library(leaf)]
+        made = [leaf for leaf in leaves if leaf not in self._names and packed_index(leaf, self._names) is None]
+        own = [leaf for leaf in made if value_of(leaf).dim() and not _is_of_library(leaf)]
         return any(not any(leaf in self._before(other) for other in made if other is not leaf) for leaf in own)
 
     def _before(self, node: fx.Node) -> set[fx.Node]:
@@ -420,96 +344,11 @@ class _Finder:
         return self._ancestors[node]
 
 
-class _ExpressionWriter:
-    """Writes the expression of one member.
-
-    Attributes:
-        leaves: what is read, in the order of the slots.
-    """
-
-    def __init__(self, inside: dict[fx.Node, tuple[str, tuple[Any, ...]]], like: torch.Tensor) -> None:
-        self._inside, self._like = inside, like
-        self.leaves: list[fx.Node] = []
-        self._steps: list[tuple[str, tuple[Any, ...], torch.dtype]] = []
-        self._places: dict[fx.Node, Operand | _Place] = {}
-        self._fits = True
-
-    def expression(self, targets: Sequence[fx.Node], shown: Sequence[fx.Node]) -> Expression | None:
-        """Returns the expression; ``None`` if tensors have other layouts than the first.
-
-        Args:
-            targets: the ``copy_`` of each tensor that is written.
-            shown: values that are results as well.
-        """
-        values = [*(_value(target.args[0]) for target in targets), *map(_value, shown)]
-        results = [self._place(node) for node in (*(target.args[1] for target in targets), *shown)]
-        if not self._fits or not all(map(self._has_its_layout, values)):
-            return None
-        slots = tuple(Slot(_value(leaf).dtype, self._is_number(leaf)) for leaf in self.leaves)
-        steps = tuple(Step(name, tuple(map(self._operand, given)), dtype) for name, given, dtype in self._steps)
-        return Expression(slots, steps, tuple(map(self._operand, results)), tuple(value.dtype for value in values))
-
-    def _place(self, argument: Any) -> Operand | _Place:
-        if not isinstance(argument, fx.Node):
-            return str(argument)  # a literal
-        if argument not in self._places:
-            self._places[argument] = self._placed(argument)
-        return self._places[argument]
-
-    def _placed(self, node: fx.Node) -> Operand | _Place:
-        constant = literal_constant(node)
-        if constant is not None:
-            return constant
-        if node not in self._inside:
-            self._fits &= _is_tensor(node) and (self._is_number(node) or self._has_its_layout(_value(node)))
-            self.leaves.append(node)
-            return _Place(False, len(self.leaves) - 1)
-        name, arguments = self._inside[node]
-        given = tuple(self._place(each) for each in arguments)
-        dtype = _value(node).dtype
-        if name == "cast" and self._dtype(given[0]) == dtype:
-            return given[0]
-        self._steps.append((name, given, dtype))
-        return _Place(True, len(self._steps) - 1)
-
-    def _dtype(self, place: Operand | _Place) -> torch.dtype | None:
-        if not isinstance(place, _Place):
-            return None
-        return self._steps[place.index][2] if place.is_step else _value(self.leaves[place.index]).dtype
-
-    def _operand(self, place: Operand | _Place) -> Operand:
-        if isinstance(place, _Place):
-            return place.index + len(self.leaves) * place.is_step
-        return place
-
-    def _is_number(self, node: fx.Node) -> bool:
-        return not _value(node).dim() and bool(self._like.dim())
-
-    def _has_its_layout(self, value: torch.Tensor) -> bool:
-        if value.device != self._like.device or value.shape != self._like.shape or not is_static(value):
-            return False
-        pairs = zip(value.shape, value.stride(), self._like.stride(), strict=True)
-        return all(size == 1 or one == other for size, one, other in pairs)
-
-
-@dataclass(frozen=True)
-class _Place:
-    """A value whose index is known when all slots are.
-
-    Attributes:
-        is_step: it is the result of a step, else a slot.
-        index: which one.
-    """
-
-    is_step: bool
-    index: int
-
-
-def _names(value: Any) -> list[Name]:
+def names_in(value: Any) -> list[Name]:
     """Returns the names in nested arguments."""
     if isinstance(value, Name):
         return [value]
-    return [name for item in value for name in _names(item)] if isinstance(value, (list, tuple)) else []
+    return [name for item in value for name in names_in(item)] if isinstance(value, (list, tuple)) else []
 
 
 def _origin(node: fx.Node) -> fx.Node:
@@ -527,7 +366,7 @@ def _origin(node: fx.Node) -> fx.Node:
 def _only_shown(graph: FunctionalGraph) -> list[int]:
     """Returns the positions of results that nothing reads but the program, once each."""
     others = [*graph.late, *(name for _, name in graph.deferred_copies), *(str(flag) for *_, flag in graph.counters)]
-    others += [str(name) for call in graph.tail for name in _names((call.args, tuple(call.kwargs.values())))]
+    others += [str(name) for call in graph.tail for name in names_in((call.args, tuple(call.kwargs.values())))]
     others += [graph.report or ""]
     read = set(re.findall(r"\br\d+\b", "\n".join(others)))
     shown = Counter(str(out.value) for out in graph.outputs if out.kind == "result" and str(out.value)[0] == "r")

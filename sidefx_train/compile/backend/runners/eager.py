@@ -9,7 +9,7 @@ import torch
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend.runners.own_results import own_versions, set_own_versions
-from sidefx_train.compile.backend.runners.runner import tuple_text
+from sidefx_train.compile.backend.runners.runner_source import tuple_text
 from sidefx_train.compile.graph.alias_analysis import Aliases
 from sidefx_train.compile.graph.artifacts import Executable, TracedGraph
 from sidefx_train.compile.graph.collectives import communicates, stopped

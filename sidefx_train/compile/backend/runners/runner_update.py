@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from sidefx_train.compile.backend.runners.runner import RunnerSource, argument_text, tuple_text
+from sidefx_train.compile.backend.runners.runner_source import RunnerSource, argument_text, tuple_text
 from sidefx_train.compile.gpu.multi_tensor import MULTI_TENSOR_UPDATE, MultiTensorUpdate
 from sidefx_train.compile.graph.artifacts import Name, RunnerPlan, TailCall
 from sidefx_train.compile.graph.strided_layout import is_dense, is_static

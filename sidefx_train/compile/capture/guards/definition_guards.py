@@ -1,7 +1,7 @@
 """Expected values of guards on definitions: names in a module or class, and code and defaults of a function.
 
 A step reads hundreds of functions and classes from libraries. One guard covers all names read from a namespace; it is
-checked only if the namespace has changed at all (see ``compile/native/guard_program.py``).
+checked only if the namespace has changed at all (see ``compile/native/guards/guard_program.py``).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Most guards of a step read the same few hundred objects at every call: modules, their dicts, the optimizer's state.
 Their sources start at objects that the entry holds, not at the step's arguments, so a small program over them (see
-``compile/native/guard_program.py``) needs nothing from the generated function. Without a C++ compiler, and until the
-native module is built, the same guards are generated as Python.
+``compile/native/guards/guard_program.py``) needs nothing from the generated function. Without a C++ compiler, and until
+the native module is built, the same guards are generated as Python.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sidefx_train.compile.common import signal_handlers
 from sidefx_train.compile.common.generated_code import compile_function
 from sidefx_train.compile.common.type_checks import HEAP_TYPE
 from sidefx_train.compile.native import guards_module, guards_ready
-from sidefx_train.compile.native.guard_program import LOADS, TESTS
+from sidefx_train.compile.native.guards.guard_program import LOADS, TESTS
 
 _RELATIONS = frozenset(name for name, kind in KINDS.items() if kind.native and kind.phase == "relation")
 _OF_TENSORS = frozenset({"tensor", "storage_sharing"})

@@ -1,7 +1,7 @@
 """Function modes of torch, and the switches of ``__torch_function__``, as a step enters, leaves and asks for them.
 
 The thread's own stack and switches stay as they are; the world keeps those of the program
-(``native_calls/function_overrides.py``). Modes of ``torch.device`` have no effects and are torch's own: they are
+(``torch_overrides/function_overrides.py``). Modes of ``torch.device`` have no effects and are torch's own: they are
 entered natively, below the others, as in eager.
 """
 

@@ -18,10 +18,10 @@ from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.recording import float_comparisons
 from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue
 from sidefx_train.compile.capture.shadows.factories import PartialRecord
-from sidefx_train.compile.capture.world.native_calls.builtin_methods import concrete_within
 from sidefx_train.compile.capture.world.native_calls.caller_frames import BEYOND, refuse_callers
 from sidefx_train.compile.capture.world.symbolic_numbers import graph_functions
 from sidefx_train.compile.capture.world.symbolic_numbers.computed_numbers import NUMBER_METHODS
+from sidefx_train.compile.capture.world.symbolic_numbers.concrete_numbers import concrete_within
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
@@ -101,7 +101,7 @@ def _of_numbers(world: TraceWorld, values: list[Any]) -> bool:
 def _inputs(world: TraceWorld, values: list[Any]) -> list[Any]:
     """Returns the outside numbers from which symbolic numbers are computed."""
     symbols = {symbol for value in values for symbol in compat.symbol_of(value).free_symbols}
-    return [number for number, _, _ in world.heap.numbers if compat.symbol_of_input(number) in symbols]
+    return [number for number, _, _ in world.heap.numbers.inputs if compat.symbol_of_input(number) in symbols]
 
 
 _choose_symbolically(max, torch.sym_max)

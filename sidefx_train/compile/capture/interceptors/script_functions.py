@@ -8,7 +8,7 @@ import torch
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.world.native_call_facts import inside
-from sidefx_train.compile.capture.world.native_calls.builtin_methods import concrete_within
+from sidefx_train.compile.capture.world.symbolic_numbers.concrete_numbers import concrete_within
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance

@@ -2,7 +2,7 @@
 
 A replayed graph would omit the Python effects of such code. So a step is not captured if it enters a mode of its own.
 ``with torch.device(...)`` is torch's own mode and has no effects. The Python of wrapper subclasses is interpreted
-(``native_calls/wrapper_dispatch.py``); what it calls in C is here.
+(``torch_overrides/wrapper_dispatch.py``); what it calls in C is here.
 """
 
 from __future__ import annotations

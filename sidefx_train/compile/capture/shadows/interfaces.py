@@ -7,7 +7,7 @@ since ``records.py`` itself is typed against the table.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import numpy as np
@@ -36,6 +36,16 @@ class IdentityRecorder(Protocol):
     def separated(self) -> list[Guard]: ...
 
 
+class NumberRecorder(Protocol):
+    """Records the numbers from outside; ``OutsideNumbers`` documents each member."""
+
+    inputs: list[tuple[Any, Source, Number]]
+
+    def length(self, real: Number, source: Source) -> Any: ...
+
+    def number_of(self, value: Any) -> Any: ...
+
+
 class StorageRecorder(Protocol):
     """Records the tensors whose storage was replaced."""
 
@@ -55,7 +65,9 @@ class ShadowTableAPI(GuardRecorder, ABC):
     leaves: list[Any]
     accumulators: list[Any]
     sizes: list[tuple[Any, Source]]
-    numbers: list[tuple[Any, Source, Number]]
+    numbers: NumberRecorder
+    written_names: Callable[[], Iterable[str]]
+    symbolic_roots: set[int]
     static_roots: set[int]
     host_roots: set[int]
     fixed_roots: set[int]
@@ -92,12 +104,6 @@ class ShadowTableAPI(GuardRecorder, ABC):
 
     @abstractmethod
     def shadow_key(self, real_key: Any, base: Source, position: int) -> Any: ...
-
-    @abstractmethod
-    def length(self, real: Number, source: Source) -> Any: ...
-
-    @abstractmethod
-    def number_of(self, value: Any) -> Any: ...
 
     @abstractmethod
     def ragged_size(self, fake: Any) -> Any: ...

@@ -10,7 +10,6 @@ from __future__ import annotations
 import enum
 import functools
 import itertools
-import math
 import sys
 import types
 import weakref
@@ -22,7 +21,6 @@ import numpy as np
 import torch
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.capture.guards.guard import same_value
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.guards.specialization import Specialization
 from sidefx_train.compile.capture.guards.storage_guards import StorageSharing
@@ -53,12 +51,13 @@ from sidefx_train.compile.capture.shadows.factories import (
 )
 from sidefx_train.compile.capture.shadows.finalizers import retire
 from sidefx_train.compile.capture.shadows.identity_tracking import Identities
-from sidefx_train.compile.capture.shadows.interfaces import Number, ShadowTableAPI
+from sidefx_train.compile.capture.shadows.interfaces import ShadowTableAPI
 from sidefx_train.compile.capture.shadows.objects import outside_exceptions, weak_references
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord, MadeArrays, array_shadow
 from sidefx_train.compile.capture.shadows.objects.shown_classes import ShownClasses
 from sidefx_train.compile.capture.shadows.objects.storage_rebinding import StorageRebinding
 from sidefx_train.compile.capture.shadows.objects.tensors import tensor_shadow
+from sidefx_train.compile.capture.shadows.outside_numbers import OutsideNumbers
 from sidefx_train.compile.capture.shadows.passed_values import PassedValues
 from sidefx_train.compile.capture.shadows.records import (
     OVERWRITTEN,
@@ -120,6 +119,8 @@ class ShadowTable(ShadowTableAPI):
 
     Attributes:
         sizes: symbolic sizes and strides of inputs, with their sources.
+        numbers: numbers from outside.
+        symbolic_roots: ids of sources below which floats are symbolic.
         iterators: sources of iterators whose position is guarded.
         watched: ids of outside objects that the step reached through weak references, with the label of one.
         memories: storage sharing of held tensors, one object per set of tensors.
@@ -139,6 +140,7 @@ class ShadowTable(ShadowTableAPI):
         new_namespaces: instance dicts, read by the step, of instances that it created, with the instance.
     """
 
+    numbers: OutsideNumbers
     definitions: Definitions
     identities: Identities
     memory: StorageRebinding
@@ -165,9 +167,7 @@ class ShadowTable(ShadowTableAPI):
         self.cells: dict[int, CellRecord] = {}
         self.namespaces: dict[int, NamespaceRecord] = {}
         self.new_namespaces: dict[int, tuple[dict[str, Any], Any]] = {}
-        self.numbers: list[tuple[Any, Source, Number]] = []
-        self.of_numpy: dict[int, tuple[Source, Any]] = {}
-        self.number_sources: dict[int, Source] = {}
+        self.numbers = OutsideNumbers(self)
         self.reenter: Callable[[Any], Any] = _not_callable_yet
         self.dropped: Callable[[str], None] = _not_callable_yet
         self.decides: Callable[[], None] = _not_callable_yet
@@ -183,14 +183,12 @@ class ShadowTable(ShadowTableAPI):
         self.watched: dict[int, str] = {}
         self.memories: dict[Any, StorageSharing] = {}
         self.sizes: list[tuple[Any, Source]] = []
-        self._symbolic_roots: set[int] = set()
+        self.symbolic_roots: set[int] = set()
         self.static_roots: set[int] = set()
         self.host_roots: set[int] = set()
         self.fixed_roots: set[int] = set()
         self.dtensor_rules: tuple[Any, ...] = ()
         self._trusted: dict[int, bool] = {}
-        self._numbers_by_source: dict[int, Any] = {}
-        self._numbers_of_truths: dict[int, tuple[Any, Any]] = {}
         self.definitions = Definitions(self)
         self.memory = tracer.memory = StorageRebinding(self)
 
@@ -213,7 +211,7 @@ class ShadowTable(ShadowTableAPI):
         """
         cls = type(real)
         if cls is int or cls is float:
-            return self._number(real, source, name)
+            return self.numbers.shadow(real, source, name)
         passed = self.passed.shadow(real, source)
         if passed is not ABSENT:
             return passed
@@ -228,7 +226,7 @@ class ShadowTable(ShadowTableAPI):
                 self._same(record, source)
             return record.shadow
         if cls is bool and (source.label in self.specialization.symbolic_numbers or source.is_picked):
-            return self._truth(real, source)
+            return self.numbers.truth(real, source)
         if issubclass(cls, BY_IDENTITY):
             self.guard("is", source, real)
             return member_shadow(self, real, source) if issubclass(cls, enum.Enum) else real
@@ -237,10 +235,10 @@ class ShadowTable(ShadowTableAPI):
             return real
         if is_derived(cls) and not issubclass(cls, np.generic):
             return derived_shadow(self, real, source)
-        if cls is np.float64 and self.below(source, self._symbolic_roots):
-            return self._number(real, source, name)
+        if cls is np.float64 and self.below(source, self.symbolic_roots):
+            return self.numbers.shadow(real, source, name)
         if cls in OF_NUMPY and source.label in self.specialization.symbolic_numbers:
-            return self._numpy_number(real, source)
+            return self.numbers.shadow_of_numpy(real, source)
         if cls is np.ndarray and not real.dtype.hasobject:
             return self.register(array_shadow(self, real, source))
         if issubclass(cls, BY_VALUE) or cls is frozenset:
@@ -380,107 +378,18 @@ class ShadowTable(ShadowTableAPI):
         return base
 
     def _inherit(self, source: Source, base: Source) -> None:
-        if self.below(source, self._symbolic_roots):
-            self._symbolic_roots.add(id(base))
+        if self.below(source, self.symbolic_roots):
+            self.symbolic_roots.add(id(base))
         if self.below(source, self.static_roots):
             self.static_roots.add(id(base))
         if self.below(source, self.host_roots):
             self.host_roots.add(id(base))
-
-    def _number(self, real: int | float, source: Source, name: str) -> Any:
-        found = self._numbers_by_source.get(id(source))
-        if found is not None:
-            return found
-        symbolic = source.label in self.specialization.symbolic_numbers or (bool(name) and name in self.written_names())
-        symbolic = symbolic or source.is_picked
-        if not symbolic and safe_isinstance(real, float):
-            symbolic = self.below(source, self._symbolic_roots) or (self.is_part and source.from_arguments)
-        if not symbolic or not math.isfinite(real) or same_value(real, -0.0):  # sympy has no NaN and no negative zero
-            self.guard("equal", source, real)
-            return real
-        self.guard("type", source, type(real))
-        return self._symbolic_number(real, source)
-
-    def _numpy_number(self, real: Number, source: Source) -> Any:
-        """Returns the symbolic number for one of NumPy that changes; operators keep its class."""
-        if not -(2.0**62) < float(real) < 2.0**62:
-            self.guard("equal", source, real)
-            return real
-        self.guard("type", source, type(real))
-        return self.number_of_numpy(real, source)
-
-    def _symbolic_number(self, real: Number, source: Source) -> Any:
-        number = self.tracer.add_scalar(float(real) if safe_isinstance(real, float) else int(real), source.label)
-        self.numbers.append((number, source, real))
-        self._numbers_by_source[id(source)] = number
-        return number
-
-    def _truth(self, real: bool, source: Source) -> Any:
-        """Returns a symbolic truth value, whose number is 0 or 1."""
-        found = self._numbers_by_source.get(id(source))
-        if found is None:
-            self.guard("type", source, bool)
-            number = self.length(int(real), self.sources.call(self.sources.slot(source, "__int__"), source.label))
-            found = self._numbers_by_source[id(source)] = number != 0
-            self._numbers_of_truths[id(found)] = found, number
-        return found
-
-    def number_of(self, value: Any) -> Any:
-        """Returns the symbolic 0 or 1 of a truth value that is an input; any other value as it is."""
-        truth, number = self._numbers_of_truths.get(id(value), (None, None))
-        return number if truth is value and truth is not None else value
-
-    def length(self, real: Number, source: Source) -> Any:
-        """Returns a symbolic length, or another number that is never a constant."""
-        found = self._numbers_by_source.get(id(source))
-        return self._symbolic_number(real, source) if found is None else found
-
-    def number_of_numpy(self, real: Any, source: Source) -> Any:
-        """Returns the symbolic number for one of NumPy: graph and guards get Python's, whose arithmetic is not rounded
-        to its class."""
-        plain = self.sources.call(self.sources.slot(source, "item"), source.label)
-        number = self.length(real.item(), plain)
-        compat.mark_numpy(number, type(real))
-        self.of_numpy[id(number)] = source, real
-        return number
 
     def ragged_size(self, fake: torch.Tensor) -> torch.SymInt:
         """Returns the size of the ragged dimension that a fake tensor of offsets or lengths stands for."""
         size = compat.number_ragged_size(fake)
         self.ragged[compat.parts_of_ragged_size(size)[0]] = fake
         return size
-
-    def version_of(self, tensor: torch.Tensor) -> Any:
-        """Returns ``tensor._version``; for an outside tensor or a view of one, it continues from the version at
-        entry."""
-        records = [record for record in self.by_shadow.values() if safe_isinstance(record, TensorRecord)]
-        counted = [record for record in records if compat.share_version_counter(record.shadow, tensor)]
-        if not counted:
-            return tensor._version
-        record = counted[0]
-        return self.length(record.real._version, self.sources.slot(record.source, "_version")) + (
-            tensor._version - record.entry_version
-        )
-
-    def item_source(self, record: TensorRecord) -> Source:
-        """Returns the source of the number in a 0-dim tensor."""
-        return self.sources.call(self.sources.slot(record.source, "item"))
-
-    def item_of(self, record: TensorRecord) -> Any:
-        """Returns the number in a 0-dim CPU tensor at entry: symbolic, or guarded if it is a bool or not finite."""
-        source = self.item_source(record)
-        found = self._numbers_by_source.get(id(source))
-        if found is not None:
-            return found
-        with compat.real_world():
-            real = record.real.item()
-        if type(real) is bool:
-            self.guard("is", source, real)
-            return real
-        if not math.isfinite(real):  # sympy has no NaN, and infinity is special
-            self.guard("equal", source, real)
-            return real
-        return self._symbolic_number(real, source)
 
     def read_grad(self, fake: Any) -> None:
         """Reads and guards the gradient of a leaf before anything uses it or accumulates into it."""
@@ -531,7 +440,7 @@ class ShadowTable(ShadowTableAPI):
             source = self.sources.attr(record.base, name)
             for cls, attribute in registry.SYMBOLIC_FLOATS:
                 if attribute == name and safe_isinstance(record.real, cls):
-                    self._symbolic_roots.add(id(source))
+                    self.symbolic_roots.add(id(source))
             for cls, attribute in registry.STATIC_ATTRIBUTES:
                 if attribute == name and safe_isinstance(record.real, cls):
                     self.static_roots.add(id(source))

@@ -22,9 +22,7 @@ from sidefx_train.compile.capture.resume.resume_function import original
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
 from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue
 from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
-from sidefx_train.compile.capture.world.native_calls import (
-    builtin_methods,
-)
+from sidefx_train.compile.capture.world.symbolic_numbers import concrete_numbers
 from sidefx_train.compile.capture.world.symbolic_numbers.scalar_tensors import host_value
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
@@ -107,7 +105,7 @@ class Branches:
             self.world.host_reads.want(())
             raise Unsupported("SFX101", "compares a number, which exists only when the graph runs", self.world.locate())
         if not float_comparisons.of_one_number(self.tracer, condition) or not float_comparisons.rely_on_finite(floats):
-            builtin_methods.concrete_within(floats)  # the result depends on their current values
+            concrete_numbers.concrete_within(floats)  # the result depends on their current values
             return float_comparisons.worked_out(self.tracer, condition)
         return holds
 

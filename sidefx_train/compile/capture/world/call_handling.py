@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import operator
 import traceback
 import types
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -18,23 +15,15 @@ import torch
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.interpreter.builtins.introspection import keeps_callables
-from sidefx_train.compile.capture.recording import warning_watch
 from sidefx_train.compile.capture.recording.constant_folding import constant_value
-from sidefx_train.compile.capture.recording.eager_parity import batched_products
-from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue, LimitedShadow, message_of
-from sidefx_train.compile.capture.shadows.objects.numpy_arrays import (
-    says_read_only,
-    shows_copy,
-    writes_unasked,
-)
+from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue, LimitedShadow
+from sidefx_train.compile.capture.shadows.objects.numpy_arrays import shows_copy, writes_unasked
 from sidefx_train.compile.capture.shadows.objects.tensors import PLAIN_TENSORS
-from sidefx_train.compile.capture.world.deferred import deferred_warnings
 from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
 from sidefx_train.compile.capture.world.native_call_facts import (
     BARE,
     BUFFERS,
     COMPARES_IDENTITY,
-    DEFERRED_ARGUMENT,
     HASHABLE,
     HASHED,
     MAKES_SUBCLASS,
@@ -43,42 +32,35 @@ from sidefx_train.compile.capture.world.native_call_facts import (
     REGISTERS_HOOK,
     STORING_METHODS,
     asks_missing,
-    first_line,
     inside,
-    is_fake_tensor_error,
-    known_late,
     wants_values,
 )
 from sidefx_train.compile.capture.world.native_calls import builtin_methods, cpp_warnings, python_conversions
-from sidefx_train.compile.capture.world.native_calls import (
-    lru_cache as caches,
-)
+from sidefx_train.compile.capture.world.native_calls import lru_cache as caches
 from sidefx_train.compile.capture.world.native_calls.argument_reads import ArgumentReads
 from sidefx_train.compile.capture.world.native_calls.class_creation import make_class, makes_class
 from sidefx_train.compile.capture.world.native_calls.ctc_lengths import as_tensors, takes_lengths
+from sidefx_train.compile.capture.world.native_calls.guarded_calls import GuardedCalls
+from sidefx_train.compile.capture.world.symbolic_numbers import concrete_numbers, number_calls
 from sidefx_train.compile.capture.world.symbolic_numbers.array_functions import computes_arrays
 from sidefx_train.compile.capture.world.symbolic_numbers.scalar_tensors import host_value
 from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.plain_values import CONTAINERS
-from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE
+from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import attribute_of, deletes, safe_isinstance
-from sidefx_train.compile.graph.derived_numbers import as_single
-from sidefx_train.errors import Unsupported
 
 _CALLS_METHODS = (repr, str, bytes, bytearray)
 _READS_THROUGH = frozenset({np.ndarray, types.MappingProxyType})
 _TEXTS = frozenset({str, bytes, bytearray})
 _CALLS_METHODS_BY_NAME = COMPARES_IDENTITY | ORDERS | {"__repr__", "__str__", "__format__", "__mod__", "format"}
 """Names of functions and methods of Python's own containers and strings that call methods of their arguments."""
-_CHANGING = (torch.SymInt, torch.SymFloat)
 _ASKS = frozenset({types.FunctionType, types.BuiltinFunctionType})
 STANDING = (property, staticmethod, classmethod, types.CellType, types.FunctionType, types.ModuleType)
 """Classes that C code can instantiate; outside instances pass through."""
 _MOST_LISTED = 32
 """Limit of elements of a tensor whose ``tolist()`` is captured: each is an output of the graph."""
 
-_BOUND = frozenset({types.BuiltinMethodType, types.MethodWrapperType})
 _MAKES_DESCRIPTOR = frozenset({"__new__", "getter", "setter", "deleter"})
 
 
@@ -89,11 +71,6 @@ def _looks_up_key(fn: Any, args: tuple[Any, ...]) -> bool:
 
 def _items(held: Any) -> list[Any]:
     return list((list if safe_isinstance(held, list) else deque).__iter__(held))
-
-
-def _owner(fn: Any) -> Any:
-    """Returns the object that a method in C is bound to, ``None`` for other callables."""
-    return fn.__self__ if type(fn) in _BOUND else None
 
 
 def _nested(items: Iterator[Any], sizes: tuple[int, ...]) -> Any:
@@ -112,6 +89,7 @@ class Calls:
         self.world = world
         self.heap, self.interp, self.tracer = world.heap, world.interp, world.tracer
         self.reads = ArgumentReads(world)
+        self.guarded = GuardedCalls(world).run
 
     def native_call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs C code, or answers for it, after everything that it reads has been brought in.
@@ -129,7 +107,7 @@ class Calls:
         if torch_call and compat.communicates_in_cpp(fn):
             self.refuse_call(fn)
         if torch_call:  # it accepts symbols as numbers, but not as flags
-            args, kwargs = builtin_methods.concrete_within((args, kwargs), (torch.SymBool,))
+            args, kwargs = concrete_numbers.concrete_within((args, kwargs), (torch.SymBool,))
         if type(attribute_of(fn, "__self__")) is torch.Generator:
             answer = self.world.random_draws.of_generator(fn, args)
             if answer is not ABSENT:
@@ -262,7 +240,7 @@ class Calls:
     def _run_in_python(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answers functions of symbolic numbers, and runs C code that calls methods written in Python."""
         if not safe_isinstance(fn, type) and id(fn) not in builtin_methods.ARITHMETIC:
-            substitute = builtin_methods.number_function(self.world, fn, args, kwargs)
+            substitute = number_calls.number_function(self.world, fn, args, kwargs)
             if substitute is not ABSENT:
                 return substitute
             stores = fn is operator.setitem and type(args[0]) in CONTAINERS
@@ -283,7 +261,7 @@ class Calls:
         if calls or not keeps_callables(fn) or asks_missing(fn, args):
             objects = self.world.reentry.objects(fn, (owner, *args, *kwargs.values()))
             if objects and wants_values(fn, args):
-                args, kwargs = builtin_methods.concrete_within((args, kwargs))
+                args, kwargs = concrete_numbers.concrete_within((args, kwargs))
                 with self.world.reentry.around(self.world.reentry.objects(fn, (owner, *args, *kwargs.values()))):
                     return self._run_on_values(fn, args, kwargs)
             if objects:
@@ -375,7 +353,7 @@ class Calls:
         self, run: Callable[..., Any], fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Runs C code on values of the symbolic numbers, for which containers are copied; refuses if it changes one."""
-        values, by_name = builtin_methods.concrete_within((args, kwargs))
+        values, by_name = concrete_numbers.concrete_within((args, kwargs))
         pairs = zip((*args, *kwargs.values()), (*values, *by_name.values()), strict=True)
         copies = [copy for given, copy in pairs if copy is not given and safe_isinstance(copy, (list, deque))]
         before = [_items(copy) for copy in copies]
@@ -395,111 +373,8 @@ class Calls:
         finally:
             self.world.answers_values = outer
 
-    def _single(self, number: torch.SymFloat) -> Any:
-        """Returns a symbolic number rounded to float32; ``None`` if neither prologue nor graph can compute it."""
-        if compat.is_unbacked(number):
-            return torch.scalar_tensor(number, dtype=torch.float32).item()
-        found = self.world.computed_numbers.call(as_single, (number,), {})
-        return None if found is ABSENT else found
-
-    def guarded(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs C code; torch's errors about unknown values stop the capture."""
-        if self.world.modes.entered and not self.world.modes.in_program:
-            with self.world.modes.running(program=True):
-                return self.guarded(fn, args, kwargs)
-        functions = self.world.functions
-        asks = functions.wanted((_owner(fn), *args), kwargs, trace_rules.is_torch_callable(fn))
-        if asks and not functions.in_program:
-            with self.world.functions.running(program=True):
-                return self.guarded(fn, args, kwargs)
-        try:
-            if not asks and any(type(value) in _CHANGING for value in (*args, *kwargs.values())):
-                with functions.running(program=False) if functions.in_program else nullcontext():
-                    fn, args, kwargs = self.tracer.proxy_mode.probes.given_to(
-                        fn, args, kwargs, self._single, self.world
-                    )
-            fn, args = batched_products.expanded(fn, args)
-            if type(fn) is types.FunctionType:
-                made = deferred_warnings.call_watched(self.world, fn, args, kwargs)
-                if fn.__code__.co_flags & inspect.CO_GENERATOR:
-                    self.world.native_generators.append(made)
-                return made
-            return cpp_warnings.call(self.world, fn, args, kwargs)
-        except compat.data_dependent_errors() as error:
-            self.world.random_draws.of_torch.want(inside((args, kwargs)))
-            self.world.host_reads.want(inside((args, kwargs)))
-            reason = f"{trace_rules.describe(fn)} needs a value that exists only when the graph runs"
-            raise Unsupported("SFX101", reason, self.world.locate()) from error
-        except compat.unsupported_fake_errors() as error:
-            raise Unsupported("SFX102", first_line(error), self.world.locate()) from error
-        except Exception as error:
-            if safe_isinstance(error, TypeError) and error.args == compat.UNHASHABLE_NUMBER:
-                reason = "hashes a number that may change from call to call"
-                raise Unsupported("SFX111", reason, self.world.locate()) from error
-            if says_read_only(error, inside((_owner(fn), args, kwargs))):
-                reason = f"{trace_rules.describe(fn)} writes into a NumPy array"
-                raise Unsupported("SFX104", reason, self.world.locate()) from error
-            noted = safe_isinstance(error, TypeError) and DEFERRED_ARGUMENT in message_of(error)  # made by a callback
-            if noted or any(known_late(value, error) for value in inside((args, kwargs))):
-                self.world.host_reads.want(inside((args, kwargs)))
-                reason = (
-                    f"{trace_rules.describe(fn)} of a value that exists only when the graph runs: {first_line(error)}"
-                )
-                raise Unsupported("SFX106", reason, self.world.locate()) from error
-            if compat.reads_missing_memory(error):
-                self.world.host_reads.want(inside((args, kwargs)))
-                reason = (
-                    f"{trace_rules.describe(fn)} reads the memory of a tensor, which exists only when the graph runs"
-                )
-                raise Unsupported("SFX106", reason, self.world.locate()) from error
-            if compat.has_no_meta_kernel(error):
-                reason = f"{trace_rules.describe(fn)} has no rule for shapes alone: {first_line(error)}"
-                raise Unsupported("SFX102", reason, self.world.locate()) from error
-            if compat.needs_plain_sizes(error):
-                self.world.host_reads.want(())
-                reason = f"{trace_rules.describe(fn)} of a tensor whose sizes exist only when the graph runs"
-                raise Unsupported("SFX102", reason, self.world.locate()) from error
-            if is_fake_tensor_error(error) and self._is_handled():
-                reason = f"{trace_rules.describe(fn)} raises with another message than eager: {first_line(error)}"
-                raise Unsupported("SFX102", reason, self.world.locate()) from error
-            self.world.last_error = (error, fn, self.world.locate())
-            raise
-
-    def _is_handled(self) -> bool:
-        """Returns True if the program may catch an exception raised now."""
-        frame = self.interp.current_frame
-        while frame is not None:
-            if frame.instructions[frame.pc - 1].handler is not None:
-                return True
-            frame = frame.back
-        return False
-
     def refuse_call(self, fn: Any) -> None:
         owner = attribute_of(fn, "__self__")
         if safe_isinstance(owner, torch.Generator):
             self.heap.refuse("SFX110", f"calls torch.Generator.{fn.__name__}")
         self.heap.refuse("SFX103", f"calls {trace_rules.describe(fn)}, which may have effects outside the step")
-
-    def callback(self, fn: Any, reenter: Callable[..., Any]) -> Any:
-        # A weak reference: autograd graphs hold such functions, and the world holds tensors with these graphs, a cycle
-        # that Python's collector cannot see completely.
-        number, world = len(self.world.reentry_callbacks), weakref.ref(self.world)
-        self.world.reentry_callbacks.append(reenter)
-
-        def reentry_callbacks(*args: Any, **kwargs: Any) -> Any:
-            alive = world()
-            assert alive is not None, f"{fn!r} is called after its capture"
-            call = alive.reentry_callbacks[number]
-            swapped, watch = alive.reentry.swapped, warning_watch.suspend()
-            try:
-                with cpp_warnings.untouched_filters(), alive.modes.running(False), alive.functions.running(False):
-                    answer = alive.reentry.outside(lambda: call(*args, **kwargs)) if swapped else call(*args, **kwargs)
-            finally:
-                warning_watch.resume(watch)
-            if type(answer) is torch.SymBool or alive.answers_values:  # C code may compare it
-                answer = builtin_methods.concrete_within(answer)
-            return alive.reentry.handed(answer)
-
-        NATIVE_CODE.add(id(reentry_callbacks.__code__))
-        vars(reentry_callbacks)["leads_to"] = fn
-        return reentry_callbacks

@@ -27,23 +27,10 @@ from sidefx_train.compile.capture.world.deferred.deferral import own_code, own_s
 from sidefx_train.compile.capture.world.deferred.deferred_strings import deferred_in
 from sidefx_train.compile.capture.world.deferred.file_writes import FileWrites
 from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
-from sidefx_train.compile.capture.world.native_call_facts import (
-    DISABLERS,
-    HASHABLE,
-    NO_OWNER,
-    TORCH_DIR,
-    inside,
-    joins,
-)
-from sidefx_train.compile.capture.world.native_calls import (
-    builtin_methods,
-    contextvars_and_locks,
-    weakref_calls,
-)
-from sidefx_train.compile.capture.world.native_calls import (
-    lru_cache as caches,
-)
-from sidefx_train.compile.capture.world.symbolic_numbers import host_functions
+from sidefx_train.compile.capture.world.native_call_facts import DISABLERS, HASHABLE, NO_OWNER, TORCH_DIR, inside, joins
+from sidefx_train.compile.capture.world.native_calls import builtin_methods, contextvars_and_locks, weakref_calls
+from sidefx_train.compile.capture.world.native_calls import lru_cache as caches
+from sidefx_train.compile.capture.world.symbolic_numbers import host_functions, number_calls
 from sidefx_train.compile.capture.world.symbolic_numbers.array_functions import computes_arrays
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common import trace_rules
@@ -241,7 +228,7 @@ class Interception:
         if found is not ABSENT:
             return found
         if fn is int or fn is float or fn is bool:
-            return builtin_methods.convert_number(self.world, fn, args)
+            return number_calls.convert_number(self.world, fn, args)
         if safe_isinstance(fn, type) and fn in OF_NUMPY:
             return self.world.computed_numbers.call(fn, args, kwargs)
         if joins(fn) and len(args) == 1 and hasattr(type(args[0]), "__next__"):

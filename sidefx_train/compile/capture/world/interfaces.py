@@ -30,7 +30,6 @@ class CaptureWorldAPI(CaptureContext):
     reads: Reads
     reentry: Reentry
     native_generators: list[types.GeneratorType[Any, Any, Any]]
-    reentry_callbacks: list[Callable[..., Any]]
     answers_values: bool
     assumptions: dict[Location, None]
     listed: bool
@@ -46,6 +45,7 @@ class CaptureWorldAPI(CaptureContext):
     attribute_hooks: dict[str, list[tuple[type, registry.AttributeHook]]]
 
     # The collaborators themselves, for what they ask of one another.
+    callbacks: Any
     calls: Any
     modes: Any
     functions: Any
@@ -61,6 +61,9 @@ class CaptureWorldAPI(CaptureContext):
 
     @abstractmethod
     def native_call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+
+    @abstractmethod
+    def type_of(self, obj: Any) -> type: ...
 
     @abstractmethod
     def override_getattr(self, obj: Any, name: str) -> Any: ...

@@ -12,13 +12,9 @@ from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.shadows.containers.traversal import attributes_of, held_by
 from sidefx_train.compile.capture.shadows.records import InstanceRecord
 from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
-from sidefx_train.compile.capture.world.native_call_facts import (
-    compares_in_python,
-)
-from sidefx_train.compile.capture.world.native_calls import (
-    builtin_methods,
-)
+from sidefx_train.compile.capture.world.native_call_facts import compares_in_python
 from sidefx_train.compile.capture.world.native_calls.dunder_reentry import COMPARING, MethodCode
+from sidefx_train.compile.capture.world.symbolic_numbers import concrete_numbers
 from sidefx_train.compile.common.library_modules import is_library, is_standard
 from sidefx_train.compile.common.plain_values import PLAIN_TYPES
 from sidefx_train.compile.common.type_checks import safe_isinstance
@@ -39,7 +35,7 @@ class Keys:
         if type(key) not in PLAIN_TYPES:
             self.heap.identities.note_hashed(key)
             self.hashed(key)
-        return builtin_methods.concrete(key)
+        return concrete_numbers.concrete(key)
 
     def hashed(self, key: Any, seen: tuple[Any, ...] = ()) -> None:
         """Prepares a key of a dict or set of the step, which C code and this library's own code hash and compare.
@@ -60,7 +56,7 @@ class Keys:
             return
         comparison = self._comparison(cls, of_program=True)
         self.world.touch(key, asked="hash")
-        builtin_methods.settle(key, frozenset(comparison.attributes))
+        concrete_numbers.settle(key, frozenset(comparison.attributes))
         if any(each is key for each in seen):
             return
         for name, value in attributes_of(key).items():
@@ -109,7 +105,7 @@ class Keys:
             key: the key.
             pin: the step depends on whether the key exists, so its identity is guarded.
         """
-        key = builtin_methods.concrete(key)
+        key = concrete_numbers.concrete(key)
         cls = type(key)
         if cls in PLAIN_TYPES:
             return key
@@ -124,7 +120,7 @@ class Keys:
             return key
         self._comparison(cls, of_program=False)
         self.world.touch(key, asked="hash")
-        builtin_methods.settle(key)
+        concrete_numbers.settle(key)
         return key
 
     def compares_by(self, cls: type) -> None:

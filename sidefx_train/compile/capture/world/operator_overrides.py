@@ -36,10 +36,13 @@ from sidefx_train.compile.capture.world.deferred.argument_snapshot import deferr
 from sidefx_train.compile.capture.world.deferred.deferred_strings import as_shown, deferred_in
 from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
 from sidefx_train.compile.capture.world.native_call_facts import HASHED, joins, joins_items
-from sidefx_train.compile.capture.world.native_calls import (
-    builtin_methods,
+from sidefx_train.compile.capture.world.native_calls import builtin_methods
+from sidefx_train.compile.capture.world.symbolic_numbers import (
+    concrete_numbers,
+    graph_functions,
+    number_calls,
+    number_subclasses,
 )
-from sidefx_train.compile.capture.world.symbolic_numbers import graph_functions, number_subclasses
 from sidefx_train.compile.capture.world.symbolic_numbers.domain_errors import needs_values, operator_raises
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.plain_values import CONTAINERS
@@ -103,7 +106,7 @@ class Operators:
             if len(kinds) == 1 and args[0] is not args[1]:  # Python may use one object for equal values
                 self.heap.refuse("SFX106", "compares the identity of a value that is known only after the step")
             self.heap.identities.guard_distinct(*args)
-            return builtin_methods.one_object(*args)
+            return number_calls.one_object(*args)
         if name in ("add", "iadd") and all(type(value) is str or _is_text(value) for value in args):
             return deferred_string(self.world, operator.add, args) if any(map(_is_text, args)) else ABSENT
         for value in args[:2] if name == "setitem" else args:  # any value may be stored
@@ -128,13 +131,13 @@ class Operators:
                     return found
                 self.heap.refuse("SFX106", f"computes {name} of a value that is known only after the step")
         if name in _SUBSCRIPTS and safe_isinstance(first, dict) and not _decides(first, name):
-            key = builtin_methods.concrete_within(args[1])
+            key = concrete_numbers.concrete_within(args[1])
             if key is not args[1]:
                 return self.interp.call(builtin_methods.OPERATORS[name], (first, key, *args[2:]), {})
         if name == "contains" and type(args[1]) is torch.SymBool:
-            return operators.contains(self.interp, first, builtin_methods.concrete(args[1]))
+            return operators.contains(self.interp, first, concrete_numbers.concrete(args[1]))
         if name == "contains" and type(args[1]) is torch.SymInt:
-            found = builtin_methods.among(self.world, first, args[1])
+            found = number_calls.among(self.world, first, args[1])
             if found is not ABSENT:
                 return found
         if id(first) in self.world.module_namespaces and name in ("getitem", "setitem", "delitem", "contains"):
@@ -233,7 +236,7 @@ class Operators:
                     found = graph_functions.call(self.world, builtin_methods.OPERATORS[name], args, {})
                 if found is not ABSENT:
                     return found
-                args = builtin_methods.concrete_within(args)
+                args = concrete_numbers.concrete_within(args)
             if not taken_from:
                 return self.world.calls.run_native(builtin_methods.OPERATORS[name], args, {})
         stores = name == "setitem" and type(first) in CONTAINERS
@@ -249,7 +252,7 @@ class Operators:
             if name == "setitem" and type(args[1]) is slice:
                 self.world.touch(args[2], deep=False)
             return self.world.guarded(
-                builtin_methods.OPERATORS[name], (first, builtin_methods.concrete(args[1]), *args[2:]), {}
+                builtin_methods.OPERATORS[name], (first, concrete_numbers.concrete(args[1]), *args[2:]), {}
             )
         if name == "next" and record is not None and record.shadow is record.real:
             self.heap.refuse("SFX103", f"advances the outside iterator {record.source.label}")
@@ -310,17 +313,14 @@ class Operators:
         ):
             return index
         numbers = tuple(
-            builtin_methods.convert_number(self.world, int, (part,)) if _is_place(part) else part for part in parts
+            number_calls.convert_number(self.world, int, (part,)) if _is_place(part) else part for part in parts
         )
         return numbers if type(index) is tuple else numbers[0]
 
     def _bounds_of(self, part: slice) -> slice:
         bounds = (part.start, part.stop, part.step)
         return slice(
-            *(
-                builtin_methods.convert_number(self.world, int, (bound,)) if _is_place(bound) else bound
-                for bound in bounds
-            )
+            *(number_calls.convert_number(self.world, int, (bound,)) if _is_place(bound) else bound for bound in bounds)
         )
 
     def _with_integers(self, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -328,7 +328,7 @@ class Operators:
         tensor knows truth values, and of constants beside a changing number, as sympy's are no numbers."""
         tensors = [value for value in args if type(value) is compat.FakeTensor]
         if name not in (_REFUSE_TRUTHS if tensors else _OF_BITS) and all(t.dtype is not torch.bool for t in tensors):
-            args = tuple(map(self.heap.number_of, args))
+            args = tuple(map(self.heap.numbers.number_of, args))
         if not any(type(value) in _CHANGING for value in args):
             return args
         return tuple(int(value) if type(value) is bool else value for value in args)

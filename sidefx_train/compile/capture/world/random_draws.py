@@ -248,7 +248,7 @@ class RandomDraws:
             return ABSENT
         self._draws.append(draw(place, kind))
         if kind in OF_NUMPY:
-            return self._heap.number_of_numpy(value, self._append(value, label))
+            return self._heap.numbers.number_of_numpy(value, self._append(value, label))
         return self._number(value, label)
 
     def _truth(self, value: Any, label: str) -> Any:
@@ -433,10 +433,10 @@ class RandomDraws:
     def _list(self, value: list[int | float], label: str) -> list[Any]:
         source, sources = self._append(value, label), self._heap.sources
         self._heap.guard("length", source, len(value))
-        return [self._heap.length(item, sources.item(source, index)) for index, item in enumerate(value)]
+        return [self._heap.numbers.length(item, sources.item(source, index)) for index, item in enumerate(value)]
 
     def _number(self, value: int | float, label: str) -> Any:
-        return self._heap.length(value, self._append(value, label))
+        return self._heap.numbers.length(value, self._append(value, label))
 
     def _append(self, value: Any, label: str) -> Source:
         """Adds a value, and returns where the entry will find its own."""

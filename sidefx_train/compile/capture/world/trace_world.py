@@ -19,15 +19,14 @@ from sidefx_train.compile.capture.recording.tracer import GraphTracer
 from sidefx_train.compile.capture.resume.native_rest import Decisions
 from sidefx_train.compile.capture.resume.suspension import StopPoint
 from sidefx_train.compile.capture.shadows import finalizers
-from sidefx_train.compile.capture.shadows.deferred_values import (
-    DeferredCall,
-    DeferredResult,
-)
+from sidefx_train.compile.capture.shadows.deferred_values import DeferredCall, DeferredResult
 from sidefx_train.compile.capture.shadows.shadow_table import ShadowTable
 from sidefx_train.compile.capture.side_effects.custom_functions import CustomFunctions
 from sidefx_train.compile.capture.side_effects.left_hooks import LeftHooks
 from sidefx_train.compile.capture.world import backward_reads
 from sidefx_train.compile.capture.world.attribute_access import Attributes
+from sidefx_train.compile.capture.world.attributes.attribute_overrides import AttributeOverrides
+from sidefx_train.compile.capture.world.attributes.native_attributes import NativeAttributes
 from sidefx_train.compile.capture.world.branches import Branches
 from sidefx_train.compile.capture.world.call_handling import Calls
 from sidefx_train.compile.capture.world.deferred import deferred_warnings
@@ -37,15 +36,14 @@ from sidefx_train.compile.capture.world.inlining_policy import TraceRulesPolicy
 from sidefx_train.compile.capture.world.interception import Interception
 from sidefx_train.compile.capture.world.interfaces import CaptureWorldAPI
 from sidefx_train.compile.capture.world.keys import Keys
-from sidefx_train.compile.capture.world.native_calls import (
-    contextvars_and_locks,
-)
-from sidefx_train.compile.capture.world.native_calls.dispatch_modes import DispatchModes
+from sidefx_train.compile.capture.world.native_calls import contextvars_and_locks
+from sidefx_train.compile.capture.world.native_calls.callbacks import Callbacks
 from sidefx_train.compile.capture.world.native_calls.dunder_reentry import Reentry
-from sidefx_train.compile.capture.world.native_calls.function_overrides import FunctionOverrides
 from sidefx_train.compile.capture.world.native_calls.global_state_queries import Queries
 from sidefx_train.compile.capture.world.native_calls.lru_cache import Caches
-from sidefx_train.compile.capture.world.native_calls.wrapper_dispatch import WrapperDispatch
+from sidefx_train.compile.capture.world.native_calls.torch_overrides.dispatch_modes import DispatchModes
+from sidefx_train.compile.capture.world.native_calls.torch_overrides.function_overrides import FunctionOverrides
+from sidefx_train.compile.capture.world.native_calls.torch_overrides.wrapper_dispatch import WrapperDispatch
 from sidefx_train.compile.capture.world.operator_overrides import Operators
 from sidefx_train.compile.capture.world.random_draws import RandomDraws
 from sidefx_train.compile.capture.world.symbolic_numbers.computed_numbers import ComputedNumbers
@@ -65,7 +63,8 @@ class TraceWorld(CaptureWorldAPI):
     It holds the state of one capture. Its collaborators do the work, a topic each.
 
     Attributes:
-        attributes, branches, calls, deferral, keys, operators, variables: the collaborators.
+        attributes, native_attributes, attribute_overrides, branches, calls, deferral, keys, operators, variables: the
+            collaborators.
         heap: the shadow table.
         decisions: where the step decides on numbers.
         specialization: the outside values treated as changing, and the calls that are not captured.
@@ -83,7 +82,7 @@ class TraceWorld(CaptureWorldAPI):
         native_backward_wanted: Python code in a recorded backward must run natively.
         replayed: by how much replaying views after the graph will increment the version counter of their base.
         native_generators: generators of torch that run natively: contexts, which are left at the end.
-        reentry_callbacks: callbacks that C code calls in place of functions of the step.
+        callbacks: functions that C code calls in place of those of the step.
         answers_values: these return values of symbolic numbers to the C code that runs now.
         queries: queries of global state.
         random_draws: random numbers that the step draws in Python.
@@ -136,6 +135,8 @@ class TraceWorld(CaptureWorldAPI):
         self.interp.handled = HandledOutside(self._outside_exception)
 
         self.attributes = Attributes(self)
+        self.native_attributes = NativeAttributes(self)
+        self.attribute_overrides = AttributeOverrides(self)
         self.branches = Branches(self)
         self.calls = Calls(self)
         self.interception = Interception(self)
@@ -160,7 +161,7 @@ class TraceWorld(CaptureWorldAPI):
         self.heap.memory.warn = lambda text: deferred_warnings.warn(self, (text,), {})
         self.reentry = Reentry(self)
         self.native_generators: list[types.GeneratorType[Any, Any, Any]] = []
-        self.reentry_callbacks: list[Callable[..., Any]] = []
+        self.callbacks = Callbacks(self)
         self.answers_values = False
         self.queries = Queries(self.heap)
         self.random_draws = RandomDraws(self)
@@ -367,7 +368,7 @@ class TraceWorld(CaptureWorldAPI):
         return self.calls.guarded(fn, args, kwargs)
 
     def callback(self, fn: Any, reenter: Callable[..., Any]) -> Any:
-        return self.calls.callback(fn, reenter)
+        return self.callbacks.make(fn, reenter)
 
     def type_of(self, obj: Any) -> type:
         return self.attributes.type_of(obj)
@@ -388,16 +389,16 @@ class TraceWorld(CaptureWorldAPI):
         self.attributes.del_instance_attr(obj, name)
 
     def native_getattr(self, obj: Any, name: str) -> Any:
-        return self.attributes.native_getattr(obj, name)
+        return self.native_attributes.load(obj, name)
 
     def override_getattr(self, obj: Any, name: str) -> Any:
-        return self.attributes.override_getattr(obj, name)
+        return self.attribute_overrides.load(obj, name)
 
     def override_setattr(self, obj: Any, name: str, value: Any) -> bool:
-        return self.attributes.override_setattr(obj, name, value)
+        return self.attribute_overrides.store(obj, name, value)
 
     def override_delattr(self, obj: Any, name: str) -> bool:
-        return self.attributes.override_delattr(obj, name)
+        return self.attribute_overrides.delete(obj, name)
 
     def run_in(self, space: dict[str, Any]) -> None:
         self.variables.run_in(space)

@@ -67,10 +67,10 @@ def number(rebuilder: Reconstruction, value: Any) -> str:
     """Returns a symbolic number: read from an input, or a result of the graph."""
     if compat.is_ragged_size(value):
         return rebuilder.remember(value, rebuilder.jagged.ragged_size(value))
-    of_numpy = rebuilder.world.heap.of_numpy.get(id(value)) if compat.numpy_class(value) else None
+    of_numpy = rebuilder.world.heap.numbers.of_numpy.get(id(value)) if compat.numpy_class(value) else None
     if of_numpy is not None:
         return rebuilder.writer.value(of_numpy[0])
-    for known, source, _ in rebuilder.world.heap.numbers:
+    for known, source, _ in rebuilder.world.heap.numbers.inputs:
         if known is value:
             return rebuilder.writer.value(source)
     constant = value.node.maybe_as_int() if safe_isinstance(value, torch.SymInt) else None

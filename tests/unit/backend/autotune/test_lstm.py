@@ -276,7 +276,7 @@ def test_where_nothing_is_chosen_onednn_stays(monkeypatch, chosen):
 @pytest.mark.slow
 def test_python_calls_it_too(chosen, monkeypatch):
     """The graph is not one C++ call."""
-    monkeypatch.setattr(sidefx_train.compile.backend.inductor, "_one_cpp_call", lambda module: False)
+    monkeypatch.setattr(sidefx_train.compile.backend.inductor_options, "_one_cpp_call", lambda module: False)
     torch.manual_seed(0)
     model, x = nn.LSTM(6, 10, bidirectional=True), torch.randn(4, 7, 6)
 

@@ -8,7 +8,7 @@ import pytest
 
 from sidefx_train.compile.capture.guards.guard import GuardKind
 from sidefx_train.compile.capture.guards.kinds import KINDS, Kind
-from sidefx_train.compile.native.guard_program import TESTS
+from sidefx_train.compile.native.guards.guard_program import TESTS
 
 
 def test_every_name_has_a_class_and_every_class_a_name() -> None:

@@ -20,7 +20,7 @@ from sidefx_train.compile.capture.guards.python_check import failing
 from sidefx_train.compile.capture.guards.source import Source, SourceTable
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.native import guards_module
-from sidefx_train.compile.native.guard_program import LOADS, TESTS
+from sidefx_train.compile.native.guards.guard_program import LOADS, TESTS
 
 
 class Thing:

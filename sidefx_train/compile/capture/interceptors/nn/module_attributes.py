@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sidefx_train.compile.capture.world.native_calls import builtin_methods
+from sidefx_train.compile.capture.world.attributes import module_members
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import hooks_loads, safe_isinstance
@@ -24,7 +24,7 @@ _GET = torch.nn.Module.__getattr__
 def _set(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if len(args) != 3 or kwargs or type(args[1]) is not str or not safe_isinstance(args[0], torch.nn.Module):
         return ABSENT
-    return None if builtin_methods.set_plainly(world, *args) else ABSENT
+    return None if module_members.set_plainly(world, *args) else ABSENT
 
 
 @registry.intercept(_GET)
@@ -32,7 +32,7 @@ def _get(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     if len(args) != 2 or kwargs or type(args[1]) is not str or not safe_isinstance(args[0], torch.nn.Module):
         return ABSENT
     module, name = args
-    found = builtin_methods.module_member(world, module, name)
+    found = module_members.module_member(world, module, name)
     if found is not ABSENT or hooks_loads(type(module)):
         return found
     return world.guarded(_GET, (object.__new__(type(module)), name), {})  # raises torch's own message

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.capture.world.native_calls.builtin_methods import concrete_within
+from sidefx_train.compile.capture.world.symbolic_numbers.concrete_numbers import concrete_within
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
@@ -98,7 +98,7 @@ def _item(world: TraceWorld, number: Any, dtype: torch.dtype, place: dict[str, A
     if safe_isinstance(number, torch.Tensor):
         number = world.guarded(torch.Tensor.detach, (number,), {})
         return world.guarded(torch.Tensor.to, (number,), {"dtype": dtype, "copy": True, **place})
-    number = world.heap.number_of(number)
+    number = world.heap.numbers.number_of(number)
     exact = torch.float64 if type(number) in (float, torch.SymFloat) else torch.int64
     made = world.guarded(torch.scalar_tensor, (number,), {"dtype": exact, **place})
     return made if dtype is exact else world.guarded(torch.Tensor.to, (made, dtype), {})
@@ -124,7 +124,7 @@ def _dtype(number: Any) -> torch.dtype:
 def _shape(world: TraceWorld, data: Any, numbers: list[Any]) -> tuple[int, ...] | None:
     """Returns the shape of nested lists and appends their numbers in order; ``None`` for anything else."""
     quiet = type(data) is compat.FakeTensor and data.dim() == 0 and not data.requires_grad  # torch warns otherwise
-    is_input = type(data) is torch.SymBool and world.heap.number_of(data) is not data
+    is_input = type(data) is torch.SymBool and world.heap.numbers.number_of(data) is not data
     if quiet or is_input or type(data) in _PYTHON:
         numbers.append(data)
         return ()

@@ -132,7 +132,7 @@ class ListRecord(Record):
         if self.edits:
             return self._after_edits(index)
         if self.shadow:  # the step appended items, and a full deque has dropped others for them
-            before = self.heap.length(len(self.real), self._length_source)
+            before = self.heap.numbers.length(len(self.real), self._length_source)
             after, dropped = before + len(self.shadow), 0
             if type(self.real) is deque and self.real.maxlen is not None:
                 dropped = torch.sym_max(after - self.real.maxlen, 0)
@@ -255,7 +255,7 @@ class ListRecord(Record):
 
     def _pick(self, index: torch.SymInt) -> tuple[Any, Source | None]:
         """Returns the item at an index that the prologue can compute, and where it is found at each call."""
-        known = {compat.symbol_name(number): (source, real) for number, source, real in self.heap.numbers}
+        known = {compat.symbol_name(number): (source, real) for number, source, real in self.heap.numbers.inputs}
         names = compat.symbol_names(index)
         if not names or not all(name in known and type(known[name][1]) is int for name in names):
             return None, None
@@ -272,7 +272,7 @@ class ListRecord(Record):
         source = self._length_source
         removed = sum(edit.item is ABSENT for edit in self.edits)
         if removes or removed or self.shadow or source.label in self.heap.specialization.symbolic_numbers:
-            return self.heap.length(len(self.real), source) - removed
+            return self.heap.numbers.length(len(self.real), source) - removed
         self.heap.guard("length", self.base, len(self.real))
         return len(self.real)
 

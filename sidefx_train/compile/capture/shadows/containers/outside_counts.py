@@ -69,4 +69,4 @@ def count_record(heap: ShadowTableAPI, real: Any, source: Source) -> CountRecord
     heap.guard("type", source, itertools.count)
     place = heap.sources.picked(source, Position(step))
     heap.guard("type", place, int)
-    return CountRecord(heap, real, itertools.count(heap.length(number, place), step), source, step)
+    return CountRecord(heap, real, itertools.count(heap.numbers.length(number, place), step), source, step)

@@ -34,6 +34,7 @@ from sidefx_train.compile.capture.world.native_call_facts import (
     passes_items,
 )
 from sidefx_train.compile.capture.world.native_calls import builtin_methods
+from sidefx_train.compile.capture.world.symbolic_numbers import concrete_numbers
 from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.plain_values import CONTAINERS, PLAIN_TYPES, is_derived, slot_names
 from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
@@ -153,7 +154,7 @@ class ArgumentReads:
             return self._as_keys(fn, args)
         if safe_isinstance(owner, dict):
             keys = _number_of_keys(fn, args)
-            return (*map(builtin_methods.concrete, args[:keys]), *args[keys:])
+            return (*map(concrete_numbers.concrete, args[:keys]), *args[keys:])
         return args
 
     def _as_keys(self, fn: Any, values: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -161,7 +162,7 @@ class ArgumentReads:
             self.touch(value, deep=False, asked=fn.__name__)
             for key in held_by(value) or (value,):
                 self.heap.identities.note_hashed(key)
-        return tuple(builtin_methods.concrete(builtin_methods.concrete_items(value)) for value in values)
+        return tuple(concrete_numbers.concrete(concrete_numbers.concrete_items(value)) for value in values)
 
     def stores_only(self, fn: Any, owner: Any, args: tuple[Any, ...]) -> bool:
         """Brings in the container whose method is called; returns True if the method only stores its arguments."""

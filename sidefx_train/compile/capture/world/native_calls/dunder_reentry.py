@@ -28,7 +28,7 @@ from sidefx_train.compile.capture.interpreter.bytecode_versions import ATTRIBUTE
 from sidefx_train.compile.capture.interpreter.object_model.attributes import is_static
 from sidefx_train.compile.capture.shadows.containers.traversal import VIEWS, held_by
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
-from sidefx_train.compile.capture.world.native_calls.builtin_methods import concrete_within
+from sidefx_train.compile.capture.world.symbolic_numbers.concrete_numbers import concrete_within
 from sidefx_train.compile.common.library_modules import is_library, is_standard
 from sidefx_train.compile.common.plain_values import PLAIN_TYPES, is_plain
 from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE

@@ -16,7 +16,7 @@ from sidefx_train.compile.capture.interpreter.object_model.attributes import is_
 from sidefx_train.compile.capture.recording.symbolic_indexing import decided
 from sidefx_train.compile.capture.shadows.containers.traversal import attributes_of
 from sidefx_train.compile.capture.world.native_call_facts import inside
-from sidefx_train.compile.capture.world.native_calls.builtin_methods import concrete_within
+from sidefx_train.compile.capture.world.symbolic_numbers.concrete_numbers import concrete_within
 from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.positioned_iterators import TYPES

@@ -118,7 +118,8 @@ class ComputedNumbers:
             heap.guard("equal", source, value)
             return value
         heap.guard("type", source, type(value))
-        return heap.number_of_numpy(value, source) if type(value) in OF_NUMPY else heap.length(value, source)
+        numbers = heap.numbers
+        return numbers.number_of_numpy(value, source) if type(value) in OF_NUMPY else numbers.length(value, source)
 
 
 class _Arguments:

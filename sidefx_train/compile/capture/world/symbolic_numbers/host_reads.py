@@ -125,7 +125,7 @@ class HostReads:
         if not math.isfinite(value):
             heap.guard("equal", item, value)
             return value
-        return heap.length(value, item)
+        return heap.numbers.length(value, item)
 
     def _is_small(self, tensor: torch.Tensor) -> bool:
         sizes = [compat.hint_of(size) if type(size) is torch.SymInt else size for size in tensor.shape]

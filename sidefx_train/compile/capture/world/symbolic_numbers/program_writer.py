@@ -122,9 +122,9 @@ class ProgramWriter:
         tracer = world.tracer
         self._inputs = dict(zip(tracer.placeholders, tracer.real_inputs, strict=True))
         self._numbers = {}
-        for number, source, real in world.heap.numbers:
+        for number, source, real in world.heap.numbers.inputs:
             node = tracer.node_of(number)
-            self._numbers[node], self._inputs[node] = world.heap.of_numpy.get(id(number), (source, real))
+            self._numbers[node], self._inputs[node] = world.heap.numbers.of_numpy.get(id(number), (source, real))
 
     def of(self, nodes: Iterable[fx.Node]) -> Written | None:
         """Returns the program; ``None`` if an operation on the way is not one that it can repeat."""

@@ -94,7 +94,7 @@ def _of_input(world: CaptureContext, record: TensorRecord, before: fx.Node | Non
         return None
     writes = [node for node in world.writes.to(record.shadow) if before is None or node < before]
     if record.real.dtype is torch.bool:
-        return None if writes else world.heap.item_of(record)
+        return None if writes else world.heap.numbers.item_of(record)
     if record.real.dtype not in _NUMBERS:
         return None
     if writes and record.real.untyped_storage().nbytes() != record.real.element_size():
@@ -102,7 +102,7 @@ def _of_input(world: CaptureContext, record: TensorRecord, before: fx.Node | Non
     added = [_added(world, node, record.real.dtype) for node in writes]
     if any(amount is None for amount in added):
         return None
-    number = world.heap.item_of(record)
+    number = world.heap.numbers.item_of(record)
     if record.real.dtype == torch.float32 and added and not _is_exact(world, record, number, added):
         return None  # the kernel rounds each sum, and no symbolic number does
     for amount in added:
@@ -129,7 +129,7 @@ def _is_exact(world: CaptureContext, record: TensorRecord, number: Any, added: l
     if not value.is_integer():
         return False
     sources = world.heap.sources
-    world.heap.guard("is", sources.call(sources.slot(world.heap.item_source(record), "is_integer")), True)
+    world.heap.guard("is", sources.call(sources.slot(world.heap.numbers.item_source(record), "is_integer")), True)
     if all(type(amount) in (int, float) for amount in added):
         bound, sums = EXACT_IN_FLOAT32 - sum(abs(amount) for amount in added), [number]
     else:

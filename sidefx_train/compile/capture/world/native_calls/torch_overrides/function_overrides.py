@@ -208,7 +208,7 @@ class FunctionOverrides:
         """Answers torch, which is about to run ``func``: for the program, or for the capture's own code."""
         if self.in_program and not self.world.tracer.proxy_mode.depth and not _is_arithmetic(func, given[0]):
             if self._handle is None:
-                self._handle = self.world.calls.callback(self._dispatch, self._dispatch)
+                self._handle = self.world.callbacks.make(self._dispatch, self._dispatch)
             error = self.world.last_error
             answer = self._handle(func, given)
             if answer is not ABSENT:

@@ -1,0 +1,1 @@
+"""Attributes that C code answers, and those that the capture answers in its place."""

@@ -1,0 +1,1 @@
+"""``__torch_function__`` and ``__torch_dispatch__`` of modes and classes: Python that torch runs, interpreted."""

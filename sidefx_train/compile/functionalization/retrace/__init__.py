@@ -1,0 +1,1 @@
+"""Runs a captured graph again under functionalization, which records a graph without in-place operations."""

@@ -1,0 +1,1 @@
+"""Corrections of results that Inductor gets wrong, by topic; ``correctness.py`` lists them."""

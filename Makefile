@@ -105,9 +105,17 @@ vision: $(VENV)/.stamp-test
 		torchvision timm
 	OMP_NUM_THREADS=1 $(BIN)/python tests/vision/run.py $(ARGS)
 
-# Models of libraries that train with Lightning, plainly and captured, in .venv-libraries. Figures are kept: a second run
-# goes on where the first stopped. Some: make libraries ARGS="-k darts --backends eager"
+# Models of libraries that train with Lightning, and steps in plain loops with others, plainly and captured, in
+# .venv-libraries. Figures are kept: a second run goes on where the first stopped.
+# Some: make libraries ARGS="-k darts --backends eager"
 LIBRARIES := lightly monai chemprop pytorch-forecasting gluonts[torch] darts scvi-tools neuralforecast
+# Installed alone: some name older releases of torch and of others.
+LIBRARIES_ALONE := pytorch-tabular einops omegaconf antlr4-python3-runtime==4.9.3 \
+	ema-pytorch x-transformers torch-einops-utils loguru einx frozendict denoising-diffusion-pytorch pytorch-fid \
+	vit-pytorch byol-pytorch beartype kornia kornia-rs torch_geometric xxhash e3nn opt-einsum-fx opt-einsum \
+	pytorch-metric-learning entmax vector-quantize-pytorch zuko nflows umnn gpytorch linear-operator jaxtyping \
+	pyro-ppl pyro-api torchdiffeq pytorch-tcn geoopt tensordict pyvers stable-baselines3 gymnasium cloudpickle \
+	farama-notifications schedulefree lion-pytorch prodigyopt torch-optimizer pytorch-ranger pytorch-optimizer
 LIBRARIES_TORCH ?= 2.13.0
 libraries:
 	test -x .venv-libraries/bin/python || $(PYTHON) -m venv .venv-libraries
@@ -117,9 +125,8 @@ libraries:
 		$(TORCH_INDEX) torch==$(LIBRARIES_TORCH) torchvision
 	.venv-libraries/bin/python -m pip --disable-pip-version-check install -q 'setuptools>=77' wheel
 	.venv-libraries/bin/python -m pip --disable-pip-version-check install -q -c .venv-libraries/constraints.txt \
-		--no-build-isolation -e . $(LIBRARIES)
-	.venv-libraries/bin/python -m pip --disable-pip-version-check install -q --no-deps pytorch-tabular einops omegaconf \
-		antlr4-python3-runtime==4.9.3
+		--no-build-isolation -e . $(LIBRARIES) accelerate peft diffusers
+	.venv-libraries/bin/python -m pip --disable-pip-version-check install -q --no-deps $(LIBRARIES_ALONE)
 	OMP_NUM_THREADS=1 .venv-libraries/bin/python tests/libraries/run.py $(ARGS)
 
 bench: $(VENV)/.stamp-run

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 import sidefx_train
 
 TARGET = torch.tensor([1, 0, 3, 2, 1, 0])
+MASK = TARGET[:, None] < 2
 
 AS_FLOATS = {
     "huber": lambda x, k: F.huber_loss(x, x.detach() * 9, delta=k),
@@ -38,6 +39,7 @@ AS_FLOATS = {
     "scale of attention": lambda x, k: F.scaled_dot_product_attention(x[None], x[None], x[None], scale=k),
     "padded": lambda x, k: F.pad(x, (1, 1), value=k),
     "padded by the operator": lambda x, k: torch.constant_pad_nd(x, (1, 1), k),
+    "masked rows": lambda x, k: torch.ops.aten._unsafe_masked_index(x, MASK, [TARGET], k),
     "not a number": lambda x, k: torch.nan_to_num(x, k),
     "trapezoid": lambda x, k: torch.trapezoid(x, dx=k),
     "pooled norm": lambda x, k: F.lp_pool1d(x.abs()[None], k, 2),
@@ -93,7 +95,7 @@ def test_integer_where_an_operator_wants_a_float(name):
 
 FUSED = (
     *("huber", "pow", "norm", "distance of two", "lerp", "celu", "margin of classes", "normal", "uniform", "eps"),
-    *("padded", "padded by the operator", "bucket", "interpolated", "power of a number"),
+    *("padded", "padded by the operator", "masked rows", "bucket", "interpolated", "power of a number"),
 )
 
 

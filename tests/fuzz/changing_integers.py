@@ -39,6 +39,7 @@ STRUCTURAL: dict[str, tuple[str, ...]] = {
     ),
     "it is an enumeration": ("interpolation_mode", "padding_mode", "custom_mask_type", "k of rot90"),
     "it says how channels are grouped, which decides the kernel": ("groups", "num_groups", "group"),
+    "its samples have a lower rank, where the derivative is made of rounding errors": ("q of svd_lowrank",),
     "it is the length of a transform, whose kernel is chosen by it": ("n_fft", "hop_length", "win_length"),
 }
 """Why an argument is one capture for each value, and the names of these arguments."""

@@ -14,7 +14,7 @@ from sidefx_train.compile.functionalization import memory_format as layouts
 from sidefx_train.compile.functionalization.tensor_scalar_ops import TensorScalar, has_tensor_scalar
 from sidefx_train.compile.ops import ctc_loss, mkldnn_rnn
 from sidefx_train.compile.ops.number_operators import call_with_tensors
-from sidefx_train.compile.ops.symbolic_lengths import SLICE, SLICE_BACKWARD
+from sidefx_train.compile.ops.symbolic_lengths import IS_INSIDE, SLICE, SLICE_BACKWARD
 from sidefx_train.errors import BackendError
 
 aten = torch.ops.aten
@@ -126,16 +126,13 @@ def slice_of_unknown_length(node: fx.Node, args: tuple[Any, ...]) -> torch.Tenso
     first = {aten.slice.Tensor: 1, aten.slice_backward.default: 2}.get(node.target)
     if first is None or len(args) < first + 3 or (len(args) > first + 3 and args[first + 3] != 1):
         return None
-    dim, start, length = args[first : first + 3]
-    if type(start) is not int or start != 0 or not isinstance(length, torch.SymInt) or not compat.is_unbacked(length):
-        return None
-    part = node.meta["val"] if first == 1 else node.args[0].meta["val"]  # type: ignore[union-attr]
-    wanted = node.args[first + 2].meta["val"]  # type: ignore[union-attr]
-    if compat.symbol_of(part.shape[dim]) != compat.symbol_of(wanted):
+    dim, start, end = args[first : first + 3]
+    bound = node.args[first + 2]
+    if not isinstance(bound, fx.Node) or IS_INSIDE not in bound.meta:
         return None
     if first == 1:
-        return SLICE(args[0], dim % args[0].dim(), length)  # type: ignore[no-any-return]
-    return SLICE_BACKWARD(args[0], args[1], dim % len(args[1]))  # type: ignore[no-any-return]
+        return SLICE(args[0], dim % args[0].dim(), start, end - start)  # type: ignore[no-any-return]
+    return SLICE_BACKWARD(args[0], args[1], dim % len(args[1]), start)  # type: ignore[no-any-return]
 
 
 CHANNELS_LAST: dict[Any, Callable[..., Any]] = {

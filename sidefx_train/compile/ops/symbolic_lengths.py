@@ -112,34 +112,37 @@ class Cumprod(torch.autograd.Function):
         return None, torch.where(is_first, of_rest * ahead, found), None
 
 
-def _slice(x: torch.Tensor, dim: int, length: int) -> torch.Tensor:
-    return x.narrow(dim, 0, length).clone(memory_format=torch.contiguous_format)
+def _slice(x: torch.Tensor, dim: int, start: int, length: int) -> torch.Tensor:
+    return x.narrow(dim, start, length).clone(memory_format=torch.contiguous_format)
 
 
-def _slice_fake(x: torch.Tensor, dim: int, length: Any) -> torch.Tensor:
+def _slice_fake(x: torch.Tensor, dim: int, start: Any, length: Any) -> torch.Tensor:
     return x.new_empty([*x.shape[:dim], length, *x.shape[dim + 1 :]])
 
 
 define_operator(
-    "first_items(Tensor x, int dim, SymInt length) -> Tensor",
+    "copied_slice(Tensor x, int dim, SymInt start, SymInt length) -> Tensor",
     _slice,
     _slice_fake,
     key="CompositeExplicitAutograd",
 )
 
 
-def _slice_gradient(grad: torch.Tensor, size: list[int], dim: int) -> torch.Tensor:
+def _slice_gradient(grad: torch.Tensor, size: list[int], dim: int, start: int) -> torch.Tensor:
     made = grad.new_zeros(size)
-    made.narrow(dim, 0, grad.shape[dim]).copy_(grad)
+    made.narrow(dim, start, grad.shape[dim]).copy_(grad)
     return made
 
 
 define_operator(
-    "first_items_backward(Tensor grad, SymInt[] size, int dim) -> Tensor",
+    "copied_slice_backward(Tensor grad, SymInt[] size, int dim, SymInt start) -> Tensor",
     _slice_gradient,
-    lambda grad, size, dim: grad.new_empty(size),
+    lambda grad, size, dim, start: grad.new_empty(size),
     key="CompositeExplicitAutograd",
 )
 
-SLICE = torch.ops.sidefx.first_items.default
-SLICE_BACKWARD = torch.ops.sidefx.first_items_backward.default
+IS_INSIDE = "is_inside"
+"""Key in the ``meta`` of a node that computes the end of a slice: neither it nor the start is outside of the tensor."""
+
+SLICE = torch.ops.sidefx.copied_slice.default
+SLICE_BACKWARD = torch.ops.sidefx.copied_slice_backward.default

@@ -74,8 +74,7 @@ def after_refusal(spec: Specialization, traced: TracedGraph) -> Specialization |
         return replace(spec, reads_inputs=True)
     slices = [node for node in nodes if _slices_by_result(node)]
     if reads and not spec.splits_slices and slices:
-        clamps = not spec.clamps_slices and all(node.args[2] in (0, None) for node in slices)
-        return replace(spec, splits_slices=not clamps, clamps_slices=clamps)
+        return replace(spec, splits_slices=spec.clamps_slices, clamps_slices=not spec.clamps_slices)
     return None
 
 

@@ -27,7 +27,12 @@ from sidefx_train.torch_compat.inductor.collective_order import collectives_in_o
 from sidefx_train.torch_compat.inductor.common_subexpressions import without_common_subexpressions
 from sidefx_train.torch_compat.inductor.correctness import right_results
 from sidefx_train.torch_compat.inductor.dispatched_calls import calling_dispatcher
-from sidefx_train.torch_compat.inductor.lowerings import _call_unlowered, convolutions_of_all_sizes, pools_of_all_sizes
+from sidefx_train.torch_compat.inductor.lowerings import (
+    _call_unlowered,
+    convolutions_of_all_sizes,
+    pools_of_all_sizes,
+    strides_of_all_sizes,
+)
 from sidefx_train.torch_compat.inductor.patching import replaced, setting
 from sidefx_train.torch_compat.inductor.speedups import codegen_parts, quick_codegen, without_idle_patterns
 
@@ -106,6 +111,7 @@ def inductor_lowering(
         right_results(),
         convolutions_of_all_sizes(),
         pools_of_all_sizes(),
+        strides_of_all_sizes(),
         padding_draws_apart(),
         checked_codegen(),
         recursion_limit_kept(),

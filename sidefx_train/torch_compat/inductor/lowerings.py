@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -93,6 +93,20 @@ def register_kernel_lowerings() -> None:
         return ir.TensorBox.create(mkldnn_ir._create_output_node(kernel))
 
     lowering.register_lowering(op, type_promotion_kind=None)(lower)
+    _lower_choices()
+
+
+def _lower_choices() -> None:
+    """Registers lowerings of the least and the greatest of sizes, as torch's tracer records those that C++ code
+    computes; Inductor has them for two sizes."""
+    from torch._inductor import lowering
+    from torch.fx.experimental import proxy_tensor
+    from torch.utils._sympy import functions
+
+    for name, choice in (("_nary_sym_min", functions.Min), ("_nary_sym_max", functions.Max)):
+        function = getattr(proxy_tensor, name, None)  # before torch 2.13, the tracer did not know them
+        if function is not None:
+            lowering.register_lowering(function, type_promotion_kind=None)(choice)
 
 
 def call_composite(op: Any) -> None:
@@ -127,28 +141,63 @@ def multiplies_narrow() -> bool:
 
 @contextmanager
 def convolutions_of_all_sizes() -> Iterator[None]:
-    """Context in which the lowering of a convolution's backward does not guard the strides of its results.
+    """Context in which convolutions with a symbolic stride, padding, dilation or kernel size call torch's kernels.
 
-    It needs only their order, and fixes the numbers: each size was a graph of its own.
+    Their lowering fixes these numbers. That of the backward also guards the strides of its results, of which it needs
+    only the order: each size was a graph of its own.
     """
     from torch._inductor import kernel, lowering, virtualized
 
-    target = torch.ops.aten.convolution_backward.default
-    before = lowering.lowerings.get(target)
-    if before is None or not hasattr(kernel.conv, "convolution_backward_lowering"):  # before torch 2.13
-        yield
-        return
+    forward, backward = torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default
+    before = {target: lowering.lowerings[target] for target in (forward, backward) if target in lowering.lowerings}
+    if not hasattr(kernel.conv, "convolution_backward_lowering"):  # before torch 2.13, it calls torch's kernel
+        before.pop(backward, None)
 
-    def lower(*args: Any, **kwargs: Any) -> Any:
+    def lower_backward(*args: Any, **kwargs: Any) -> Any:
         sizes = virtualized.V.graph.sizevars
         with setting(sizes, "guard_int_seq", lambda given: list(sizes.guarding_hints_or_throw(given))):
-            return before(*args, **kwargs)
+            return before[backward](*args, **kwargs)
 
-    lowering.lowerings[target] = lower
+    for target, lower, weight in ((forward, before.get(forward), 1), (backward, lower_backward, 2)):
+        if target in before:
+            called = lowering.fallback_handler(target, add_to_fallback_set=False)
+            lowering.lowerings[target] = functools.partial(_convolved, lower, called, weight)
     try:
         yield
     finally:
-        lowering.lowerings[target] = before
+        lowering.lowerings.update(before)
+
+
+def _convolved(lower: Any, called: Any, weight: int, *args: Any) -> Any:
+    """Lowers a convolution, or its backward, by ``lower`` or ``called``; ``weight`` is the place of the weight."""
+    after = weight + 2  # the bias, or its size, is in between
+    stride, padding, dilation, _, output_padding = args[after : after + 5]
+    numbers = (*args[weight].get_size(), *stride, *padding, *dilation, *output_padding)
+    return (lower if _are_plain(numbers) else called)(*args)
+
+
+def _are_plain(numbers: Iterable[Any]) -> bool:
+    return all(isinstance(number, (int, sympy.Integer)) for number in numbers)
+
+
+@contextmanager
+def strides_of_all_sizes() -> Iterator[None]:
+    """Context in which strides are compared by torch's remainder: of polynomials, sympy's is a quotient that torch
+    cannot evaluate, and the compilation fails."""
+    from torch._inductor import ir
+    from torch._inductor.virtualized import V
+    from torch.utils._sympy.functions import Mod
+
+    def at_least(stride: Any, other: Any) -> bool:
+        known = V.graph.sizevars.guard_or_false
+        if known(sympy.Eq(other, 0)):
+            return True
+        return not known(sympy.Eq(stride, 0)) and (
+            known(sympy.Ge(stride, other)) or known(sympy.Eq(Mod(stride, other), 0))
+        )
+
+    with setting(ir.Layout, "_stride_expr_ge_or_false", staticmethod(at_least)):
+        yield
 
 
 @contextmanager
@@ -170,5 +219,5 @@ def pools_of_all_sizes() -> Iterator[None]:
 
 
 def _pooled(lower: Any, called: Any, x: Any, output_size: Any) -> Any:
-    plain = all(isinstance(length, (int, sympy.Integer)) for length in (*x.get_size()[-2:], *output_size))
+    plain = _are_plain((*x.get_size()[-2:], *output_size))
     return lower(x, output_size) if plain else called(x, output_size)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 import sidefx_train
 
 TARGET = torch.tensor([1, 0, 3, 2, 1, 0])
+MASK = TARGET[:, None] < 2
 
 AS_FLOATS = {
     "huber": lambda x, k: F.huber_loss(x, x.detach() * 9, delta=k),
@@ -37,6 +38,8 @@ AS_FLOATS = {
     "eps of a batch norm": lambda x, k: F.batch_norm(x, None, None, training=True, eps=k),
     "scale of attention": lambda x, k: F.scaled_dot_product_attention(x[None], x[None], x[None], scale=k),
     "padded": lambda x, k: F.pad(x, (1, 1), value=k),
+    "padded by the operator": lambda x, k: torch.constant_pad_nd(x, (1, 1), k),
+    "masked rows": lambda x, k: torch.ops.aten._unsafe_masked_index(x, MASK, [TARGET], k),
     "not a number": lambda x, k: torch.nan_to_num(x, k),
     "trapezoid": lambda x, k: torch.trapezoid(x, dx=k),
     "pooled norm": lambda x, k: F.lp_pool1d(x.abs()[None], k, 2),
@@ -92,7 +95,7 @@ def test_integer_where_an_operator_wants_a_float(name):
 
 FUSED = (
     *("huber", "pow", "norm", "distance of two", "lerp", "celu", "margin of classes", "normal", "uniform", "eps"),
-    *("padded", "bucket", "interpolated", "power of a number"),
+    *("padded", "padded by the operator", "masked rows", "bucket", "interpolated", "power of a number"),
 )
 
 
@@ -178,6 +181,7 @@ COUNTS = {
     "parts": lambda x, k: x.view(4, 9).split([k, 9 - k], 1)[0],
     "padded": lambda x, k: F.pad(x, (k, 1)),
     "repeated": lambda x, k: x.repeat_interleave(k, 0),
+    "from an offset": lambda x, k: torch.as_strided(x * 1, (2, 3), (6, 1), k),
     "ignored class": lambda x, k: F.cross_entropy(x, torch.tensor([1, 0, 3, 2, 5, 4]), ignore_index=k),
     "ignored class of weights": lambda x, k: F.nll_loss(x, TARGET * 1, x[0].detach().abs(), ignore_index=k),
     "bins": lambda x, k: x * torch.histc(x.detach(), k, -3, 3).sum(),
@@ -236,6 +240,27 @@ COMPILED |= WINDOWS
 @pytest.mark.every(8)
 def test_compiled_offsets_and_counts(name, backend):
     check(COMPILED[name], backend, (3, 4, 2, 3), 3)  # sizes of 0 and 1 have a capture of their own
+
+
+FILTERS = torch.linspace(-1, 1, 24).view(3, 2, 2, 2)
+
+CONVOLUTIONS = {
+    "convolution by a stride": lambda x, k: F.conv1d(x.view(1, 1, 36), FILTERS.view(8, 1, 3), stride=k),
+    "convolution of a padded image": lambda x, k: F.conv2d(x.view(1, 1, 6, 6), FILTERS[:, :1], padding=k),
+    "convolution of other elements": lambda x, k: F.conv1d(x[None], FILTERS.view(2, 6, 2), dilation=k - 1),
+    "convolution with another kernel": lambda x, k: F.conv1d(x[None], FILTERS.view(4, 6, 1).expand(-1, -1, k)),
+    "transposed convolution": lambda x, k: F.conv_transpose1d(x[None], FILTERS.view(6, 2, 2), stride=k),
+    "padded transposed convolution": lambda x, k: F.conv_transpose1d(
+        x[None], FILTERS.view(6, 2, 2), stride=4, padding=k
+    ),
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+@pytest.mark.every(4)
+def test_convolutions(name, backend):
+    check(CONVOLUTIONS[name], backend, (3, 4, 2, 5, 3), 3)
 
 
 def test_classes_out_of_range():
@@ -364,3 +389,18 @@ def test_windows_of_images_that_a_convolution_made(backend):
     for kernel[0] in (2, 3, 4, 3):
         x = torch.randn(2, 3, 10, 10).to(memory_format=torch.channels_last)
         torch.testing.assert_close(captured(x), step(x), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_the_gradient_of_filters_by_another_stride(backend):
+    """Both strides give results of one size, so that no kernel notices a wrong one."""
+
+    def step(x):
+        return torch.nn.grad.conv2d_weight(x, (1, 1, 2, 2), torch.ones(1, 1, 2, 2), stride=State.value)
+
+    compiled = sidefx_train.compile(step, backend=backend, keep_slower=True)
+    for State.value in (3, 4, 3, 4):
+        x = torch.arange(36.0).view(1, 1, 6, 6)
+        torch.testing.assert_close(compiled(x), step(x))
+    report = compiled.report()
+    assert len(report.captures) == 2 and not report.breaks and not report.fallbacks, str(report)

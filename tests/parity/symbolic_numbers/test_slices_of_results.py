@@ -1,4 +1,4 @@
-"""``out[:n]`` with an integer that the graph computes, in generated code: the length is clamped, and is a size."""
+"""``out[m:n]`` with integers that the graph computes, in generated code: the length is clamped, and is a size."""
 
 from __future__ import annotations
 
@@ -12,10 +12,18 @@ TAKES = {
     "all but the last": lambda out, n: (out[:-n] * 2).sum(),
     "a later dimension": lambda out, n: out.view(4, 2)[1:, :n].sum(),
     "functions": lambda out, n: torch.softmax(out[:n], 0).square().sum(),
+    "last": lambda out, n: out[n:].square().sum() * 2,
+    "last but some": lambda out, n: out[n - 9 :].square().sum(),
+    "between": lambda out, n: out[1:n].square().sum(),
+    "between two": lambda out, n: torch.exp(-out[n - 2 : n + 2]).sum() * n,
+    "last of a later dimension": lambda out, n: out.view(4, 2)[1:, n:].square().sum(),
+    "rotated": lambda out, n: (torch.cat([out[n:], out[:n]]) * torch.arange(8.0)).sum(),
+    "of a slice": lambda out, n: out[n:][1:].square().sum() + out[:n][: n - 1].square().sum(),
     "another": lambda out, n: out.sum() * out[:n].detach().sum(),
 }
 OTHERS = {
-    "last": lambda out, n: out[n:].sum(),
+    "every other": lambda out, n: out[:n:2].sum(),
+    "written at the end": lambda out, n: out.clone()[n:].mul_(2).sum(),
     "written": lambda out, n: out.clone()[:n].mul_(2).sum(),
 }
 

@@ -98,7 +98,7 @@ class Specialization:
         native_backward: Python code in a backward outside has effects, or reads what may change: it runs natively.
         native_lookups: embeddings with sparse gradients run natively: these leave a part of the step, or more is done
             with them than is captured.
-        clamps_slices: ends of slices that only the graph knows are clamped to the size first: the backend does not
+        clamps_slices: bounds of slices that only the graph knows are clamped to the size first: the backend does not
             compile others.
         splits_slices: slices whose bounds only the graph knows end a part: the backend does not compile them.
         lists_numbers: ``tolist`` of a small tensor is captured; False if the step needs their values.

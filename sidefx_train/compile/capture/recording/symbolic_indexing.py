@@ -45,8 +45,8 @@ def view_of(
         index: an integer, or a tuple of integers, slices, ``None`` and at most one ``Ellipsis``.
         run: called with ``(function, args, kwargs)``; returns the function's result.
         grant: assumes a condition on a number that only the graph knows; returns False if that is not possible.
-        clamp: returns the length of a slice ``[:n]`` whose end only the graph knows, for a size; ``None`` for another
-            slice. It is not given where such slices stay as they are.
+        clamp: returns bounds inside a size for a slice whose bounds only the graph knows; ``None`` if it cannot. It is
+            not given where such slices stay as they are.
 
     Returns:
         The view; :data:`~sidefx_train.compile.capture.interpreter.world.ABSENT` if no integer of the index is symbolic,
@@ -68,10 +68,10 @@ def view_of(
         elif part is None:
             tensor, dim = run(torch.Tensor.unsqueeze, (tensor, dim), {}), dim + 1
         elif unknown and clamp is not None:
-            length = clamp(part, tensor.shape[dim])
-            if length is None:
+            place = clamp(part, tensor.shape[dim])
+            if place is None:
                 return ABSENT
-            tensor, dim = run(torch.Tensor.narrow, (tensor, dim, 0, length), {}), dim + 1
+            tensor, dim = run(torch.ops.aten.slice.Tensor, (tensor, dim, *place), {}), dim + 1
         elif type(part) is slice:
             if any(bound is not None for bound in (part.start, part.stop, part.step)):
                 tensor = run(torch.Tensor.__getitem__, (tensor, (slice(None),) * dim + (part,)), {})

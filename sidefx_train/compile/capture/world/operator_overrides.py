@@ -355,9 +355,9 @@ class Operators:
 
     @property
     def _clamp(self) -> Any:
-        """The function that clamps ends of slices; ``None`` where they stay as they are, or end a part."""
+        """The function that clamps bounds of slices; ``None`` where they stay as they are, or end a part."""
         is_wanted = self.world.specialization.clamps_slices
-        return functools.partial(graph_functions.slice_length, self.world) if is_wanted else None
+        return functools.partial(graph_functions.slice_place, self.world) if is_wanted else None
 
     def _refuse_unknown_index(self, index: Any) -> None:
         for part in index if safe_isinstance(index, tuple) else (index,):

@@ -62,8 +62,8 @@ _BRANCHING = _POWERS | {
     "rrelu", "special_xlog1py", "std", "std_mean", "trapezoid", "var", "var_mean", "xlogy",
 }  # fmt: skip
 """Functions with a ``Scalar`` whose value C++ code reads, there or in a derivative."""
-_OF_FLOATS = _BRANCHING | {"bucketize", "celu", "searchsorted"}
-"""Functions with a ``Scalar`` whose value C++ code reads even if it is symbolic, unless it is a float."""
+_OF_FLOATS = _BRANCHING | {"bucketize", "celu", "constant_pad_nd", "searchsorted", "unsafe_masked_index"}
+"""Functions with a ``Scalar`` whose value C++ code, or that of Inductor, reads if it is no float."""
 _DERIVED_ONLY = frozenset({"pow", "float_power", "lerp", "special_xlog1py", "xlogy"})
 """Those of :data:`_BRANCHING` whose forward keeps the number symbolic."""
 _FUNCTIONS = frozenset({"torch.nn.functional", "torch.nn.init", "torch.functional", "torch._tensor"})

@@ -24,6 +24,7 @@ from sidefx_train.compile.common.source_literals import literal
 from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.graph.number_expressions import render_number
 from sidefx_train.compile.ops.number_operators import NUMBER_PROGRAM
+from sidefx_train.compile.ops.symbolic_lengths import IS_INSIDE
 
 if TYPE_CHECKING:
     from sidefx_train.compile.capture.shadows.capture_context import CaptureContext
@@ -206,18 +207,27 @@ def call(world: CaptureContext, fn: Any, args: tuple[Any, ...], kwargs: dict[str
     return tuple(found) if len(found) > 1 else found[0]
 
 
-def slice_length(world: CaptureContext, part: slice, size: Any) -> Any:
-    """Returns how many items of a dimension ``x[:n]`` takes; ``None`` for a slice that does not begin at the first."""
+def slice_place(world: CaptureContext, part: slice, size: Any) -> tuple[Any, Any] | None:
+    """Returns the bounds of a slice, neither outside of the dimension; ``None`` if the graph cannot compute them."""
+    bounds = (part.start, part.stop)
+    if world.branching or not all(each is None or type(each) in (int, torch.SymInt) for each in bounds):
+        return None
+    inside = _within(0.0, float(size) if type(size) is int else 2.0**53)()
+
+    def computed(expression: str) -> Any:
+        program = _Program(world)
+        start, stop, length = (program.text(each) for each in (*bounds, size))
+        indices = f"slice({start}, {stop}).indices({length})"
+        return None if program.fails else program.result(expression.format(indices), torch.int64, inside, True)
+
     from_first = part.start is None or (type(part.start) is int and part.start == 0)
-    if world.branching or not from_first or type(part.stop) is not torch.SymInt:
+    start = 0 if from_first else computed("{}[0]")
+    length = None if start is None else computed("len(range(*{}))")
+    if length is None:
         return None
-    if type(size) is torch.SymInt and compat.is_unbacked(size):
-        return None
-    program = _Program(world)
-    stop, length = program.text(part.stop), program.text(size)
-    bounds = _within(0.0, float(size) if type(size) is int else 2.0**53)()
-    taken = f"len(range(*slice({stop}).indices({length})))"
-    return None if program.fails else program.result(taken, torch.int64, bounds, True)
+    end = start + length
+    world.tracer.node_of(end).meta[IS_INSIDE] = True
+    return start, end
 
 
 def _inside(values: Iterable[Any]) -> Iterable[Any]:

@@ -201,7 +201,7 @@ class Numbered(nn.Module):
 
     def forward(self, x):
         x = self.first(x)
-        return self.second(x) + 0 * (os.getpid() > 0)
+        return self.second(x) + 0 * (len(os.times()) > 0)
 
 
 class Branching(nn.Module):
@@ -268,7 +268,7 @@ def halving_hook(state, bucket):
 
 
 def begins_natively(s: State, x, y):
-    if os.getpid() > 0:
+    if len(os.times()) > 0:
         train(s, x, y)
 
 

@@ -337,7 +337,7 @@ def reads_loss_at_the_end(s: State, x, y):
 def breaks_twice(s: State, x, y):
     loss = s.loss(s.net(x), y)
     loss.backward()
-    if os.getpid() > 0:
+    if len(os.times()) > 0:
         torch.nn.utils.clip_grad_norm_(s.net.parameters(), 0.5)
     s.optimizer.step()
     s.optimizer.zero_grad()

@@ -91,7 +91,7 @@ def test_every_guard_has_a_line() -> None:
 def test_variables_behind_a_break_have_their_names() -> None:
     def step(x, count):
         total = x * 2
-        os.getpid()
+        os.times()
         return total * count
 
     step = _compiled(step)
@@ -103,9 +103,9 @@ def test_variables_behind_a_break_have_their_names() -> None:
 
 def test_breaks_behind_a_break_are_among_the_breaks() -> None:
     def step(x):
-        os.getpid()
+        os.times()
         x = x + 1
-        os.getpid()
+        os.times()
         return x * 2
 
     step = _compiled(step)

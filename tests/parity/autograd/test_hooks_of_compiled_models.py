@@ -26,7 +26,7 @@ class Model(nn.Module):
         if "hidden" in self.inside:
             h.register_hook(lambda grad: self.calls.append(("hidden", grad.clone())))
         if self.breaks:
-            os.getpid()
+            os.times()
         a = self.second(h)
         b = self.third(h * self.shared)
         if "replaced" in self.inside:

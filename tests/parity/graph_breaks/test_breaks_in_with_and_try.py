@@ -112,7 +112,7 @@ def test_an_error_that_nobody_handles():
 def test_an_unset_variable_of_the_enclosing_function():
     def step(x, seen):
         def walk():
-            os.getpid()
+            os.times()
             yield 1
             try:
                 yield late
@@ -220,7 +220,7 @@ def test_a_function_that_the_step_decorates(decorator):
         @decorator
         def inner(x):
             made = x @ weight
-            os.getpid()
+            os.times()
             return made @ weight
 
         return inner(x).float()

@@ -38,7 +38,7 @@ def breaking_numbers(seen):
     try:
         yield from range(4)
     finally:
-        os.getpid()
+        os.times()
         seen.closed += 1
 
 
@@ -70,7 +70,7 @@ def inside_with(seen):
 
 def loop_that_raises(seen):
     def broken():
-        os.getpid()
+        os.times()
         raise RuntimeError("in the loop")
 
     for _ in numbers(seen):
@@ -81,7 +81,7 @@ def loop_that_raises_and_is_caught(seen):
     try:
         for _ in numbers(seen):
             for inner in passing_on(seen):
-                os.getpid()
+                os.times()
                 if inner:
                     raise RuntimeError(inner)
     except RuntimeError:
@@ -91,7 +91,7 @@ def loop_that_raises_and_is_caught(seen):
 
 def loop_that_is_left(seen):
     for number in numbers(seen):
-        os.getpid()
+        os.times()
         if number == 1:
             break
     seen.behind = seen.closed
@@ -100,7 +100,7 @@ def loop_that_is_left(seen):
 def loop_that_returns(seen):
     def inner():
         for number in delegating(seen):
-            os.getpid()
+            os.times()
             if number:
                 return seen.closed
         return None
@@ -111,7 +111,7 @@ def loop_that_returns(seen):
 
 def enumerated(seen):
     for i, _ in enumerate(numbers(seen)):
-        os.getpid()
+        os.times()
         if i:
             break
     seen.behind = seen.closed
@@ -119,7 +119,7 @@ def enumerated(seen):
 
 def zipped(seen):
     for i, _ in zip(range(9), passing_on(seen), strict=False):
-        os.getpid()
+        os.times()
         if i:
             break
     seen.behind = seen.closed
@@ -127,7 +127,7 @@ def zipped(seen):
 
 def mapped(seen):
     for number in map(lambda value: value + 1, numbers(seen)):
-        os.getpid()
+        os.times()
         if number == 2:
             break
     seen.behind = seen.closed
@@ -136,7 +136,7 @@ def mapped(seen):
 def deleted(seen):
     one = numbers(seen)
     next(one)
-    os.getpid()
+    os.times()
     del one
     seen.behind = seen.closed
 
@@ -144,7 +144,7 @@ def deleted(seen):
 def assigned_over(seen):
     one = other = numbers(seen)
     next(one)
-    os.getpid()
+    os.times()
     one = None
     seen.between = seen.closed
     other = one
@@ -156,7 +156,7 @@ def variable_of_a_function(seen):
     def inner():
         one = numbers(seen)
         next(one)
-        os.getpid()
+        os.times()
         return seen.closed
 
     seen.inside = inner()
@@ -166,9 +166,9 @@ def variable_of_a_function(seen):
 def variable_nobody_needs(seen):
     one = numbers(seen)
     next(one)
-    os.getpid()
+    os.times()
     seen.between = seen.closed
-    os.getpid()
+    os.times()
     seen.later = seen.closed
 
 
@@ -189,7 +189,7 @@ def kept_by_a_traceback_behind_a_break(seen):
     def inner():
         one = numbers(seen)
         next(one)
-        os.getpid()
+        os.times()
         raise RuntimeError("keeps its frame")
 
     try:
@@ -202,7 +202,7 @@ def kept_by_a_traceback_behind_a_break(seen):
 def with_statement(seen):
     one = inside_with(seen)
     next(one)
-    os.getpid()
+    os.times()
     one = None
     seen.behind = seen.left
     return one
@@ -211,7 +211,7 @@ def with_statement(seen):
 def closed_by_name(seen):
     one = inside_with(seen)
     next(one)
-    os.getpid()
+    os.times()
     one.close()
     seen.behind = seen.left
 
@@ -246,9 +246,9 @@ def thrown_into(seen):
 
     one = catching()
     next(one)
-    os.getpid()
+    os.times()
     seen.first = one.throw(ValueError("thrown"))
-    os.getpid()
+    os.times()
     seen.second = next(one)
 
 
@@ -272,7 +272,7 @@ def sent_into(seen):
     one = outer()
     next(one)
     one.send(3)
-    os.getpid()
+    os.times()
     one.send(4)
     seen.last = one.send(None)
     seen.behind = seen.closed
@@ -281,7 +281,7 @@ def sent_into(seen):
 def stored_elsewhere(seen):
     one = numbers(seen)
     next(one)
-    os.getpid()
+    os.times()
     seen.between = seen.closed
     return one
 
@@ -291,7 +291,7 @@ def gradients(seen):
     total = 0
     for number in numbers(seen):
         total = total + (WEIGHT * number).sum()
-        os.getpid()
+        os.times()
         if number == 2:
             break
     total.backward()
@@ -307,7 +307,7 @@ def an_iterator_has_ended_in_the_capture(seen):
     for _ in numbers(seen):
 
         def inner(k, *rest, **named):
-            os.getpid()
+            os.times()
             for _ in itertools.islice(CALLS, 0):
                 pass
             return k + len(rest) + len(named)
@@ -388,7 +388,7 @@ def test_the_place_of_a_generator_decides_whether_it_cleans_up():
         one = half(seen)
         for _ in range(ahead):
             next(one)
-        os.getpid()
+        os.times()
         one = None
         seen.behind = seen.closed
         return one
@@ -416,7 +416,7 @@ def test_a_first_call_keeps_nothing_alive():
             died.append(self.value)
 
     def step(given, batch):
-        os.getpid()
+        os.times()
         return batch * 2
 
     compiled = sidefx_train.compile(step, backend="eager")
@@ -436,7 +436,7 @@ def test_a_graph_that_raises_keeps_nothing_alive():
     def step(seen, batch, other):
         one = numbers(seen)
         next(one)
-        os.getpid()
+        os.times()
         return batch @ other
 
     compiled = sidefx_train.compile(step, backend="eager")

@@ -96,7 +96,7 @@ def test_a_loop_that_a_line_breaks(name):
     def step(items, log):
         rounds = 0
         for value in make(items, log):
-            os.getpid()
+            os.times()
             rounds += 1
             log.append((rounds, value))
             if rounds == 6:
@@ -114,9 +114,9 @@ def test_an_iterator_goes_on_after_a_break(name):
     def step(items, log):
         one = other = make(items, log)
         log.append(next(one))
-        os.getpid()
+        os.times()
         log.append(next(other, None))
-        os.getpid()
+        os.times()
         log.append(list(itertools.islice(one, 3)))
         return one is other
 
@@ -126,7 +126,7 @@ def test_an_iterator_goes_on_after_a_break(name):
 def test_a_list_that_gets_longer_while_it_is_iterated_over():
     def step(items, log):
         for value in map(lambda value: value * 2, items):
-            os.getpid()
+            os.times()
             if len(items) < 6:
                 items.append(value)
             log.append(value)
@@ -141,7 +141,7 @@ def test_tensors_and_their_gradients():
         weight.grad = None
         total = 0
         for i, part in enumerate(map(lambda row: (row * weight).sum(), batch)):
-            os.getpid()
+            os.times()
             total = total + part * i
         total.backward()
         log.append(weight.grad.tolist())
@@ -245,7 +245,7 @@ def test_iterators_see_changes_of_their_dict(view: str, from_outside: bool) -> N
             walk = make(table_)
             found = [next(walk)]
             between(table_)
-            os.getpid()
+            os.times()
             behind(table_)
             try:
                 found += list(walk)

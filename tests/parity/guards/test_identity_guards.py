@@ -155,7 +155,7 @@ ORDER = [(0, 1), (0, 0), (2, 1), (1, 1), (3, 0), (0, 3), (2, 0)]
 def run(world: World, body: Any, behind_a_break: bool, backend: str | None) -> list[Any]:
     def step(x, a, c):
         if behind_a_break:
-            os.getpid()
+            os.times()
             world.got = body(world, world.a, world.c)
         else:
             world.got = body(world, a, c)

@@ -38,7 +38,7 @@ def closure(x, seen):
     def scaled(y):
         return y * held.v
 
-    os.getpid()
+    os.times()
     seen.append(scaled(2))
     held.v = 5
     return scaled(x)
@@ -47,7 +47,7 @@ def closure(x, seen):
 def default(x, seen):
     held = Value(3)
     scaled = lambda y, held=held: y * held.v  # noqa: E731
-    os.getpid()
+    os.times()
     seen.append(scaled(2))
     held.v = 4
     return scaled(x)
@@ -59,7 +59,7 @@ def keyword_default(x, seen):
     def scaled(y, *, held=held, k=2):
         return y * held.v * k
 
-    os.getpid()
+    os.times()
     seen.append(scaled(2))
     scaled.__kwdefaults__["k"] = 3
     return scaled(x)
@@ -69,7 +69,7 @@ def replaced_default(x, seen):
     def scaled(y, k=2):
         return y * k
 
-    os.getpid()
+    os.times()
     seen.append(scaled(2))
     scaled.__defaults__ = (len(seen),)
     return scaled(x)
@@ -77,7 +77,7 @@ def replaced_default(x, seen):
 
 def several(x, seen):
     each = [lambda y, i=i: y + i for i in range(3)]
-    os.getpid()
+    os.times()
     seen.append([fn(1) for fn in each])
     return sum(fn(x) for fn in each)
 
@@ -88,9 +88,9 @@ def attribute(x, seen):
         return counting.n
 
     counting.n = len(seen)
-    os.getpid()
+    os.times()
     seen.append(counting())
-    os.getpid()
+    os.times()
     seen.append(counting.n)
     return x
 
@@ -104,10 +104,10 @@ def variable(x, seen):
         return n
 
     counting()
-    os.getpid()
+    os.times()
     counting()
     seen.append(n)
-    os.getpid()
+    os.times()
     seen.append((counting(), n))
     return x * n
 
@@ -120,7 +120,7 @@ def compared(x, seen):
         pass
 
     again = one
-    os.getpid()
+    os.times()
     seen.append(
         (one is other, one is again, one == other, {one: 1, other: 2}[again], one in [other], one in (other, one))
     )
@@ -134,7 +134,7 @@ def escaping(x, seen):
     def scaled(y):
         return y * held.v
 
-    os.getpid()
+    os.times()
     ESCAPED.append(scaled)
     seen.append(len(ESCAPED))
     held.v += len(seen)
@@ -144,7 +144,7 @@ def escaping(x, seen):
 def partial(x, seen):
     held = Value(2)
     made = functools.partial(lambda a, b, k: a * b.v * k, 3, k=2)
-    os.getpid()
+    os.times()
     seen.append(made(held))
     return x * made(held)
 
@@ -152,10 +152,10 @@ def partial(x, seen):
 def weak(x, seen):
     held = Value(2)
     reference = weakref.ref(held)
-    os.getpid()
+    os.times()
     seen.append(reference().v)
     reference().v = 7
-    os.getpid()
+    os.times()
     seen.append(held.v)
     return x * held.v
 
@@ -163,9 +163,9 @@ def weak(x, seen):
 def weak_and_dead(x, seen):
     held = Value(2)
     reference = weakref.ref(held)
-    os.getpid()
+    os.times()
     del held
-    os.getpid()
+    os.times()
     seen.append(reference() is None)
     return x
 
@@ -177,7 +177,7 @@ def hook(x, seen):
         n[0] += 1
         return grad * 2
 
-    os.getpid()
+    os.times()
     handle = WEIGHT.register_hook(doubled)
     (WEIGHT * x).sum().backward()
     handle.remove()
@@ -188,10 +188,10 @@ def hook(x, seen):
 def key(x, seen):
     order = {1: 3, 2: 1}
     by = lambda k: order[k]  # noqa: E731
-    os.getpid()
+    os.times()
     seen.append(sorted(order, key=by))
     order[3] = 0
-    os.getpid()
+    os.times()
     seen.append(sorted(order, key=by))
     return x
 
@@ -203,7 +203,7 @@ def mutual(x, seen):
     def odd(n):
         return n != 0 and even(n - 1)
 
-    os.getpid()
+    os.times()
     seen.append((even(4), odd(4)))
     return x
 
@@ -221,7 +221,7 @@ def decorated(x, seen):
     def doubled(y):
         return y * 2
 
-    os.getpid()
+    os.times()
     seen.append(doubled.__name__)
     return doubled(x)
 
@@ -232,7 +232,7 @@ def differentiated(x, seen):
     def loss(k):
         return (h * k).sum()
 
-    os.getpid()
+    os.times()
     found = loss(2)
     WEIGHT.grad = None
     found.backward()
@@ -249,7 +249,7 @@ def optimizer_closure(x, seen):
         loss.backward()
         return loss
 
-    os.getpid()
+    os.times()
     loss = optimizer.step(evaluate)
     seen.append(len(optimizer.state))
     return loss.detach()
@@ -265,7 +265,7 @@ def _trained():
 def method(x, seen):
     held = Value(5)
     made = held.__init__
-    os.getpid()
+    os.times()
     made(8)
     seen.append(held.v)
     return x * held.v
@@ -279,7 +279,7 @@ def generator(x, seen):
 
     each = (scaled(i) for i in range(4))
     next(each)
-    os.getpid()
+    os.times()
     seen.append(list(each))
     return x
 
@@ -326,7 +326,7 @@ def test_a_replaced_default_is_another_step():
 def test_another_function_behind_the_break_is_another_entry():
     def step(x, seen):
         fn = (lambda y: y + 1) if len(seen) % 2 else (lambda y: y - 1)
-        os.getpid()
+        os.times()
         seen.append(fn(1))
         return fn(x)
 
@@ -345,7 +345,7 @@ def test_functions_that_become_identical_are_guarded():
         one, other = [(lambda y, k=k: y * 2) for k in range(2)]
         if same:
             other = one
-        os.getpid()
+        os.times()
         return x * (2 if one is other else 3), {one: 1, other: 2}
 
     compiled = sidefx_train.compile(step, backend="eager")
@@ -396,14 +396,14 @@ def test_a_step_that_cannot_go_on_behind_a_break_says_why():
             return n * 2
 
         kept(1)
-        os.getpid()
+        os.times()
         return x * kept(2)
 
     compiled = sidefx_train.compile(step, backend="eager")
     with pytest.warns(SideFXWarning, match="cannot rebuild a _lru_cache_wrapper created in the step"):
         compiled(torch.ones(2))
     (fallback,) = compiled.report().fallbacks
-    assert fallback.code == "SFX103" and "getpid" in fallback.reason and "cannot rebuild" in fallback.reason
+    assert fallback.code == "SFX103" and "posix.times" in fallback.reason and "cannot rebuild" in fallback.reason
 
 
 def _values_of_c():
@@ -454,7 +454,7 @@ def test_a_hash_behind_a_break():
 
     def step(x, name, n):
         found = hashlib.new(name, str(n).encode())
-        os.getpid()
+        os.times()
         size = found.digest_size
         found.update(b"more")
         text = found.hexdigest()

@@ -98,7 +98,7 @@ def test_containers_with_methods_of_their_own(behind_a_break):
         def step(x):
             items.append(len(items))
             if behind_a_break:
-                os.getpid()
+                os.times()
             total = sum([*items]) + items[0] + table["a"] + ("b" in table)
             table["z"] += "!"
             members.add(total)
@@ -145,7 +145,7 @@ def test_a_number_in_whose_place_a_tensor_comes():
         log = Log()
 
         def later(value):
-            os.getpid()
+            os.times()
             log.lines.append(repr(value))
             return value + 1
 
@@ -350,7 +350,7 @@ def looks_at_objects_that_note_it(outside, held):
             made.nothing  # noqa: B018
         except AttributeError:
             log.append("nothing")
-        os.getpid()
+        os.times()
         del made.value
         log.append((lambda item: item.value)(items[1]))
         log.extend(Asked.seen)

@@ -48,7 +48,7 @@ def _tells(n):
 def test_log_records_name_the_line_that_made_them() -> None:
     def step(x, n):
         _tells(n)
-        os.getpid()
+        os.times()
         _tells(n + 1)
         logging.getLogger(__name__).error("the end")
         return x + n
@@ -76,7 +76,7 @@ def test_log_records_name_the_line_that_made_them() -> None:
 
 
 def _checks(n):
-    os.getpid()
+    os.times()
     if n > 2:
         raise ValueError(f"{n} is too big")
 
@@ -152,7 +152,7 @@ def test_an_error_in_a_captured_step_is_the_programs() -> None:
 
 def test_an_error_of_the_library_keeps_its_frames() -> None:
     def step(x):
-        os.getpid()
+        os.times()
         return x
 
     compiled = sidefx_train.compile(step, backend="eager", fullgraph=True)
@@ -189,7 +189,7 @@ def _walks_further_in(x):
 
 def _walks_behind_a_break(x):
     y = x * 2
-    os.getpid()
+    os.times()
     found = _names(sys._getframe())
     return y, found, _caller()
 
@@ -217,7 +217,7 @@ def _chain(frame: Any, until: Any) -> list[tuple[str, str, int]]:
 
 
 def _notes(log: list[Any]) -> None:
-    os.getpid()
+    os.times()
     log.append(_chain(sys._getframe(1), "_called_over_breaks"))
     warnings.warn("of the caller", UserWarning, stacklevel=2)
 
@@ -235,14 +235,14 @@ def _further_in(x, log):
 
 
 def _stops(log):
-    os.getpid()
+    os.times()
     log.append(len(log))
     if len(log) > 2:
         _raises(log)
 
 
 def _raises(log):
-    os.getpid()
+    os.times()
     raise StopIteration(len(log))
 
 

@@ -75,7 +75,7 @@ def token_stored(log, x):
 
 def set_over_a_break(log, x):
     token = FILLED.set([1])
-    os.getpid()
+    os.times()
     FILLED.get().append(2)
     log.append(list(FILLED.get()))
     FILLED.reset(token)
@@ -85,10 +85,10 @@ def set_over_a_break(log, x):
 
 def set_again_over_breaks(log, x):
     first = EMPTY.set({"x": x})
-    os.getpid()
+    os.times()
     log.append(sorted(EMPTY.get()))
     second = EMPTY.set(5)
-    os.getpid()
+    os.times()
     log.append(EMPTY.get())
     EMPTY.reset(second)
     log.append(list(EMPTY.get()))
@@ -100,7 +100,7 @@ def set_again_over_breaks(log, x):
 def emptied_over_breaks(log, x):
     for value in (1, 2):
         token = EMPTY.set(value)
-        os.getpid()
+        os.times()
         EMPTY.reset(token)
         log.append(EMPTY.get("none"))
     try:
@@ -116,7 +116,7 @@ def nested_over_breaks(log, x):
         inner = FILLED.set(number)
         log.append(FILLED.get())
         FILLED.reset(inner)
-    os.getpid()
+    os.times()
     log.append(FILLED.get())
     FILLED.reset(token)
     return x
@@ -137,7 +137,7 @@ def manager_from_outside(log, x):
 
 def manager_over_a_break(log, x):
     with Entered() as entered:
-        os.getpid()
+        os.times()
         log.append(FILLED.get() is entered)
     log.append(FILLED.get())
     return x
@@ -156,14 +156,14 @@ def wrong_tokens(log, x):
 
 def token_used_twice_over_breaks(log, x):
     token = FILLED.set(1)
-    os.getpid()
+    os.times()
     FILLED.reset(token)
     for _ in range(2):
         try:
             FILLED.reset(token)
         except RuntimeError as error:
             log.append("has already been used once" in str(error) and "<Token used" in str(error))
-        os.getpid()
+        os.times()
     return x
 
 
@@ -184,7 +184,7 @@ def in_a_generator(log, x):
     log.append(list(walk()))
     walked = walk()
     log.append(next(walked))
-    os.getpid()
+    os.times()
     log.append(next(walked))
     return x
 

@@ -26,7 +26,7 @@ class World:
 
 
 def seen_natively(lock):
-    os.getpid()
+    os.times()
     return lock.locked()
 
 
@@ -51,7 +51,7 @@ def taken_twice(world, x):
 
 def over_a_break(world, x):
     with world.lock:
-        os.getpid()
+        os.times()
         world.log.append(world.lock.locked())
         world.seen.append(seen_natively(world.lock))
     world.log.append(world.lock.locked())

@@ -62,10 +62,10 @@ def lists(model, x, log):
 
 def over_breaks(model, x, log):
     model.weight.seen = x * 2
-    os.getpid()
+    os.times()
     log.append(model.weight.seen.sum().item())
     model.weight.seen = model.weight.seen + 1
-    os.getpid()
+    os.times()
     del model.weight.history
     return x
 

@@ -127,10 +127,10 @@ def attributes_of_a_parameter(x, box):
 def attributes_over_a_break(x, box):
     made = x * 2
     made.a = 1
-    os.getpid()
+    os.times()
     made.b = made.a + 1
     box.kept = made
-    os.getpid()
+    os.times()
     box.seen = made.b
     return made
 

@@ -206,9 +206,9 @@ def test_models_in_containers(container):
 def test_over_a_graph_break():
     def run(model, optimizer, x):
         loss = model(x).square().mean()
-        os.getpid()
+        os.times()
         loss.backward()
-        os.getppid()
+        os.getloadavg()
         optimizer.step()
         optimizer.zero_grad()
         return loss.detach()
@@ -385,7 +385,7 @@ def test_a_model_dropped_while_its_entry_runs():
     def run(held, x):
         loss = held[0](x).sum()
         loss.backward()
-        os.getpid()
+        os.times()
         refs = watched(held[0])
         held.clear()
         return len(alive(refs)), loss.detach()

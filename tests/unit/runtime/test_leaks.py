@@ -51,7 +51,7 @@ def graph_break():
     model, optimizer = made()
     def step(x):
         loss = model(x).square().mean()
-        os.getpid()
+        os.times()
         loss.backward()
         optimizer.step()
         return loss.detach()
@@ -74,7 +74,7 @@ def stopped():
     model, optimizer = made()
     def step(x):
         with torch.autograd.detect_anomaly():
-            os.getpid()
+            os.times()
             return update(model, optimizer, x)
     run(sidefx_train.compile(step, backend=backend), 0)
 

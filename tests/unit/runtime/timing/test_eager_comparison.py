@@ -103,7 +103,7 @@ def program(breaks=False, rows=lambda i: 5):
             seen = slow(x)
         loss = nn.functional.cross_entropy(model(seen), y)
         if breaks:
-            os.getpid()
+            os.times()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -236,7 +236,7 @@ class TestParts:
             inner, modes = training.step, {}
 
             def step(x, y):
-                os.getpid()
+                os.times()
                 return inner(x, y), modes["mode"] == "first"
 
             def batch(i):
@@ -262,7 +262,7 @@ class TestParts:
 
             def step(x, y):
                 x = x * 2
-                os.getpid()
+                os.times()
                 return inner(x, y), modes["mode"] == "0"
 
             def batch(i):
@@ -464,7 +464,7 @@ class TestOneSidedTimes:
 
         def loss(x):
             y = model(x)
-            os.getpid()
+            os.times()
             return {"loss": y.sum()}
 
         self.kept(loss, "its backward runs outside of it", torch.ones(5, 6))
@@ -473,7 +473,7 @@ class TestOneSidedTimes:
     def test_other_devices(self, breaks):
         def step(x):
             if breaks:
-                os.getpid()
+                os.times()
             return x.to("meta") * 2
 
         self.kept(step, "host time is not the time of a step on meta", torch.ones(5, 6))

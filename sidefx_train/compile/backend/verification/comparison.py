@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -89,9 +89,28 @@ class Disagreement:
         self.pair = pair
         self._dtype = want.dtype if isinstance(want, torch.Tensor) else torch.float64
         self._have, self._want = values_of(have), values_of(want)
+        self._left_out: torch.Tensor | None = None
         self._unlike = ~same_kind(self._have, self._want)
         self._noise = 0.0
         self._exact = False
+
+    def leave_out(self, a: Any, b: Any) -> None:
+        """Leaves out the elements that differ between two runs whose unwritten memory had other contents."""
+        a, b = values_of(a), values_of(b)
+        left_out = ~((a == b) | (a.isnan() & b.isnan()))
+        if not left_out.any():
+            return
+        self._left_out = left_out
+        self._have, self._want = self._compared(self._have), self._compared(self._want)
+        self._unlike = ~same_kind(self._have, self._want)
+        scale = min(self.pair.scale, norm(self._want)) if self.pair.measure == "norm" else self.pair.scale
+        unlike = int(self._unlike.sum())
+        self.pair = replace(self.pair, distance=distance(self._have, self._want), unlike=unlike, scale=scale)
+
+    def _compared(self, value: Any) -> torch.Tensor:
+        """Returns a value's numbers, with zeros for those that are left out."""
+        found = values_of(value)
+        return found if self._left_out is None else found.masked_fill(self._left_out, 0)
 
     def is_settled(self) -> bool:
         """True if rounding explains the difference."""
@@ -100,13 +119,13 @@ class Disagreement:
 
     def hear_noisy(self, value: Any) -> None:
         """Adds a run in which operations round differently."""
-        value = values_of(value)
+        value = self._compared(value)
         self._noise = max(self._noise, distance(value, self._want))
         self._unlike &= ~same_kind(self._have, value)
 
     def hear_exact(self, value: Any) -> None:
         """Adds a run in float64."""
-        exact = values_of(value)
+        exact = self._compared(value)
         if exact.is_floating_point():
             near = (self._have - exact).abs() <= max(RELATIVE, 4 * torch.finfo(self._dtype).eps) * exact.abs()
             rounded = exact.to(self._dtype).double() if self._dtype.is_floating_point else exact
@@ -143,6 +162,7 @@ def differing(
     want: Outcome,
     noisy: Callable[[int], Outcome | None],
     exact: Callable[[], Outcome | None],
+    filled: Callable[[float], Outcome | None] = lambda value: None,
 ) -> list[tuple[Pair, str]]:
     """Returns the pairs that differ by more than rounding, each with a description.
 
@@ -152,6 +172,8 @@ def differing(
         want: run of the captured graph.
         noisy: runs the captured graph with noise of a seed; returns ``None`` if that raises.
         exact: runs it in float64; returns ``None`` if that raises.
+        filled: runs it with a number in all memory that it allocates; returns ``None`` if it allocates none without
+            writing to it, or if it raises.
     """
     wrong = [(pair, f"is {pair.kind_differs}") for pair in found if pair.kind_differs]
     if wrong:
@@ -161,6 +183,10 @@ def differing(
         for pair in found
         if pair.inconclusive
     ]
+    fills = [run for run in map(filled, (0.0, 1.0)) if run is not None] if disagreements else []
+    if len(fills) == 2:
+        for disagreement in disagreements:
+            disagreement.leave_out(*(run.value(disagreement.pair.what, disagreement.pair.index) for run in fills))
     for seed in range(NOISY_RUNS):
         if all(disagreement.is_settled() for disagreement in disagreements):
             return []

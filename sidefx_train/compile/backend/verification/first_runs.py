@@ -196,7 +196,17 @@ class Proving:
             except Exception:  # operators without float64, or no memory for it: doubts remain
                 return None
 
-        wrong = differing(found, have, want, noisy, exact)
+        def filled(value: float) -> Outcome | None:
+            if reference.filled is None:
+                return None
+            inputs = copies(args)
+            try:
+                with self._same_draws(), self._one_run():
+                    return Outcome(list(reference.filled(list(inputs), value)), inputs)
+            except Exception:  # an error that depends on such memory: the other runs decide
+                return None
+
+        wrong = differing(found, have, want, noisy, exact, filled)
         differs = Origins(self._traced).in_words(wrong) if wrong else ""
         verdict = Verdict(differs, "", all(pair.shows for pair in found), time.perf_counter() - began)
         if self._costly and verdict.shows and not differs and self._executable.identity:

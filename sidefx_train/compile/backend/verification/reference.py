@@ -21,6 +21,7 @@ from sidefx_train.compile.backend.runners.runner import generate
 from sidefx_train.compile.backend.verification.exact import Exact
 from sidefx_train.compile.backend.verification.inductor_random import drawing_functions
 from sidefx_train.compile.backend.verification.rounding_noise import Noisy
+from sidefx_train.compile.backend.verification.unwritten_memory import Filled, leaves_memory
 from sidefx_train.compile.graph.artifacts import FunctionalGraph, TracedGraph
 from sidefx_train.compile.graph.devices import generators_of
 from sidefx_train.compile.graph.gradient_layouts import for_any_layout
@@ -34,12 +35,15 @@ class Reference:
         run: ``run(args) -> outputs``, on copies of the inputs, interpreted without generated code.
         noisy: ``noisy(args, seed) -> outputs``: the same, with rounding-like noise on every operation.
         exact: ``exact(args) -> outputs``: the same in float64, from inputs in float64 (:func:`exact.widened`).
+        filled: ``filled(args, number) -> outputs``: ``run`` with a number in all memory that operators leave as it was;
+            ``None`` if no operator does.
         replacement: creates the ``run`` of an executable to use if the compiled graph is wrong.
     """
 
     run: Callable[[list[Any]], Sequence[Any]]
     noisy: Callable[[list[Any], int], Sequence[Any]]
     exact: Callable[[list[Any]], Sequence[Any]]
+    filled: Callable[[list[Any], float], Sequence[Any]] | None
     replacement: Callable[[], Callable[[list[Any]], Sequence[Any]]]
 
 
@@ -60,6 +64,7 @@ def captured_reference(traced: TracedGraph) -> Reference:
         lambda args: run(fx.Interpreter(module()), args),
         lambda args, seed: run(Noisy(module(), seed), args),
         lambda args: run(Exact(module()), args),
+        (lambda args, number: run(Filled(module(), number), args)) if leaves_memory(traced.module.graph) else None,
         lambda: with_generator_reset(build_eager(traced), traced).run,
     )
 
@@ -94,7 +99,12 @@ def functional_reference(graph: FunctionalGraph, module: fx.GraphModule, traced:
         reset()
         return through(lambda given: list(Exact(module, functions).run(*given)))(args)
 
-    return Reference(through(plain), noisy, exact, lambda: through(plain))
+    def filled(args: list[Any], number: float) -> Sequence[Any]:
+        reset()
+        return through(lambda given: list(Filled(module, number, functions).run(*given)))(args)
+
+    known = filled if leaves_memory(module.graph) else None
+    return Reference(through(plain), noisy, exact, known, lambda: through(plain))
 
 
 class _Calling(fx.Interpreter):

@@ -465,3 +465,39 @@ def test_of_a_gradient_the_line_of_the_forward_is_named():
     assert (
         f"computed by aten.mm.default in the derivative of {__file__}:{_line_of('what has a derivative')} in " in text
     )
+
+
+@pytest.mark.parametrize("kind", ["empty", "new_empty", "empty_like", "empty_strided"])
+@pytest.mark.parametrize("row", [1, 2])
+def test_what_is_in_unwritten_memory_is_not_compared(kind, row):
+    """Regression: a solver that fills its results row by row, over a graph break, was left for eager."""
+    makes = {
+        "empty": lambda x: torch.empty(4, 3),
+        "new_empty": lambda x: x.new_empty(4, 3),
+        "empty_like": lambda x: torch.empty_like(x.expand(4, 3)),
+        "empty_strided": lambda x: torch.empty_strided((4, 3), (1, 4)),
+    }
+
+    def step(x):
+        out = makes[kind](x)
+        out[0], out[2] = x.sin(), x * 2
+        return out
+
+    def backend(gm, example_inputs):
+        def run(*args):
+            results = gm(*args)
+            for result in results:
+                result[[3, row]] = torch.tensor([torch.nan, 1e30, -torch.inf])
+            return results
+
+        return run
+
+    captured, x = sidefx_train.compile(step, backend=backend), torch.ones(3)
+    if row == 2:  # which the step has written
+        with pytest.warns(SideFXWarning, match=r"SFX205.*in element 6 \(2 of 12 "):
+            captured(x)
+        return
+    for _ in range(3):
+        found = captured(x)
+        assert torch.equal(found[[0, 2]], step(x)[[0, 2]]) and found[3, 0].isnan()
+    assert not captured.report().breaks

@@ -9,6 +9,7 @@ operation's result shows the size of such differences. Source: Parker, Pierce an
 from __future__ import annotations
 
 import math
+import operator
 import random
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -47,6 +48,9 @@ _MEANS = frozenset(
     )
 )  # fmt: skip
 """Operators of which the same is true if no element of their argument is negative."""
+
+_ADDING = frozenset(f"aten::{name}" for name in ("add", "addcmul", "addcdiv", "lerp"))
+"""Operators of which the same is true if they add what is not negative: moving averages of squares."""
 
 _STATISTICS = ("running_mean", "running_var")
 """Arguments that operators write to although their schema does not say so."""
@@ -93,7 +97,7 @@ class Noisy(fx.Interpreter):
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         floats = list(filter(_is_float, _tensors((args, kwargs))))
         moves = _rounds(target) and bool(floats)
-        terms = _Terms(target, floats) if moves else None
+        terms = _Terms(target, floats, _adds_no_negative(target, args, kwargs)) if moves else None
         result = super().call_function(self._functions.get(target, target), args, kwargs)
         if terms is not None:
             returned = _tensors(result)
@@ -164,12 +168,13 @@ class _Terms:
         keep_sign: a result of one sign keeps it, and its zeros, in any order of operations.
     """
 
-    def __init__(self, target: Any, floats: list[torch.Tensor]) -> None:
+    def __init__(self, target: Any, floats: list[torch.Tensor], keep_sign: bool) -> None:
         self._most = max(tensor.numel() for tensor in floats)
         self._size = max(map(_rms, (tensor for tensor in floats if tensor.numel() == self._most)))
         name = target._schema.name
         self._adds = name in _SUMS
-        self.keep_sign = name in _KEEPING_SIGN or (name in _MEANS and _side(floats[0]) != 0)
+        keeping = _out_of_place(target) in _KEEPING_SIGN
+        self.keep_sign = keep_sign or keeping or (name in _MEANS and _side(floats[0]) != 0)
         first = floats[0]
         backward = target._schema.name.endswith("_backward")
         self._gradient = _OTHERS * _rms(first) if backward and first.dtype not in _ROUNDINGS else 0.0
@@ -179,6 +184,24 @@ class _Terms:
         if tensor.numel() >= self._most:
             return self._gradient
         return _SHARE * self._size * (self._most / tensor.numel() if self._adds else 1.0)
+
+
+def _adds_no_negative(target: Any, args: Any, kwargs: Any) -> bool:
+    """Returns True for an addition of numbers, products and quotients of which none is negative."""
+    name = _out_of_place(target)
+    if name not in _ADDING:
+        return False
+    values = [*args, *kwargs.values()]
+    if name == "aten::addcmul" and all(map(operator.is_, _tensors(args[1]), _tensors(args[2]))):  # squares
+        values = [args[0], *values[3:]]
+    tensors, numbers = _tensors(values), [value for value in values if isinstance(value, (int, float))]
+    return all(number >= 0 for number in numbers) and all(_is_float(each) and _side(each) == 1 for each in tensors)
+
+
+def _out_of_place(target: Any) -> str:
+    """Returns the name of the operator that makes a new tensor where this one writes, or makes several."""
+    name: str = target._schema.name
+    return name.removesuffix("_").replace("::_foreach_", "::")
 
 
 def _written(target: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:

@@ -82,3 +82,30 @@ def test_squares_keep_their_sign(sign):
 def test_a_sum_that_cancels_is_moved_from_zero():
     mixed = torch.tensor([1.0, -1.0] * 50)
     assert Noisy(fx.symbolic_trace(lambda x: aten.sum.default(x)), 0).run(mixed) != 0
+
+
+MOVING_AVERAGES = {
+    "addcmul": lambda old, new: aten.addcmul.default(aten.mul.Tensor(old, 0.99), new, new, value=0.01),
+    "in place": lambda old, new: aten.addcmul_.default(aten.mul_.Tensor(old, 0.99), new, new, value=0.01),
+    "foreach": lambda old, new: aten._foreach_addcmul.Scalar([aten.mul.Tensor(old, 0.99)], [new], [new], 0.01)[0],
+    "lerp": lambda old, new: aten.lerp.Scalar(old, aten.mul.Tensor(new, new), 0.01),
+    "add": lambda old, new: aten.add.Tensor(aten.mul.Tensor(old, 0.99), aten.mul.Tensor(new, new), alpha=0.01),
+}
+
+
+@pytest.mark.parametrize("name", MOVING_AVERAGES)
+def test_moving_averages_of_squares_stay_squares(name):
+    """Regression: noise of the size of the largest made the smallest negative, and their roots no numbers; no noise
+    explained another rounding of a gradient in a direction that has almost none."""
+    module = fx.symbolic_trace(MOVING_AVERAGES[name])
+    new = torch.tensor([1.0, 1e-7, -1e-9, 0.0])
+    for seed in range(3):
+        moved = Noisy(module, seed).run(torch.tensor([2.0, 1e-14, 0.0, 0.0]), new.clone())
+        assert (moved >= 0).all() and moved[3] == 0
+        assert abs(moved[1] - 1e-14) > 1e-10, "a small one is moved by what the largest is rounded"
+
+
+def test_differences_may_become_negative():
+    module = fx.symbolic_trace(lambda old, new: aten.addcmul.default(old, new, new, value=-1.0))
+    moved = [Noisy(module, seed).run(torch.full((4,), 1e-14), torch.ones(4) * 1e-7) for seed in range(4)]
+    assert any((each < 0).any() for each in moved)

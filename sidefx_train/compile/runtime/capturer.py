@@ -93,7 +93,7 @@ class Capturer:
         except (CaptureFailed, KeyboardInterrupt):
             raise
         except BackendError as error:
-            if self._config.strict and not spec.has_symbolic_sizes:
+            if self._config.strict and self._other is None and not spec.has_symbolic_sizes:
                 raise
             stop = CaptureFailed("SFX201", error.reason, error.location, None)
             stop.of_backend = True

@@ -17,7 +17,7 @@ from torch import nn
 
 import sidefx_train
 from sidefx_train import torch_compat as compat
-from sidefx_train.compile.backend import inductor
+from sidefx_train.compile.backend import inductor_call
 from sidefx_train.compile.backend.autotune.attention import is_written_out
 from sidefx_train.compile.backend.cpp_codegen import build_library
 from sidefx_train.compile.backend.cpp_codegen.wrapper_prelude import header_free_wrapper
@@ -215,7 +215,7 @@ def test_what_is_read_off_leaves_the_code_as_it_was(empty_cache: Path, monkeypat
         sources[-1].append(kernels)
         return build(caller, kernels, *rest)
 
-    monkeypatch.setattr(inductor, "build_library", noted)
+    monkeypatch.setattr(inductor_call, "build_library", noted)
     for names in ((), tuple(CODEGEN)):
         sources.append([])
         monkeypatch.setenv("SIDEFX_CACHE_DIR", str(empty_cache / str(len(names))))

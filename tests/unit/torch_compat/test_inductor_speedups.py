@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from sidefx_train.compile.backend import inductor
+from sidefx_train.compile.backend import inductor, inductor_call
 from sidefx_train.compile.capture.guards.specialization import Specialization
 from sidefx_train.compile.pipeline import capture_step
 from sidefx_train.config import CompileConfig
@@ -26,7 +26,7 @@ def _code(numbers: range, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         code.extend((caller, kernels))
         return lambda _: []
 
-    monkeypatch.setattr(inductor._Build, "whole", noted)
+    monkeypatch.setattr(inductor_call.Build, "whole", noted)
     inductor._lower(captured.traced, config, inductor.Clock(), True)
     assert code, "nothing was generated"
     return code

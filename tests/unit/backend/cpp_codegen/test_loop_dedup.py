@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import sidefx_train
-from sidefx_train.compile.backend import inductor
+from sidefx_train.compile.backend import inductor_call
 from sidefx_train.compile.backend.cpp_codegen import build_library
 from sidefx_train.compile.backend.cpp_codegen.loop_dedup import LoopDedup
 from tests.support.disk_cache import new_cache
@@ -60,7 +60,7 @@ def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]
         found.append((caller, kernels))
         return build(caller, kernels, *rest)
 
-    monkeypatch.setattr(inductor, "build_library", noted)
+    monkeypatch.setattr(inductor_call, "build_library", noted)
     yield found
 
 
@@ -95,7 +95,7 @@ def _trained(width: int, dtype: torch.dtype = torch.float32, counts: bool = True
 def test_the_code_is_what_inductor_generates(
     width: int, counts: bool, seen: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inductor, "may_fork", lambda: False)  # code generated in a fork is not counted here
+    monkeypatch.setattr(inductor_call, "may_fork", lambda: False)  # code generated in a fork is not counted here
     reused: list[int] = []
     generating = LoopDedup.generating
 

@@ -12,7 +12,7 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 import sidefx_train
-from sidefx_train.compile.backend import inductor
+from sidefx_train.compile.backend import inductor_call
 from sidefx_train.compile.backend.cpp_codegen.region_wrapper import region_module
 from sidefx_train.compile.backend.passes import repeated_regions
 from sidefx_train.compile.backend.passes.repeated_regions import Division, find_regions
@@ -56,7 +56,7 @@ def divisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[
         found.append(find_regions(graph))
         return found[-1]
 
-    monkeypatch.setattr(inductor, "find_regions", noted)
+    monkeypatch.setattr(inductor_call, "find_regions", noted)
     yield found
 
 
@@ -110,7 +110,7 @@ def test_parts_compute_what_the_whole_computes(
 ) -> None:
     divided, _ = _train(Network, _compile)
     assert divisions[-1] is not None
-    monkeypatch.setattr(inductor, "find_regions", lambda graph: None)
+    monkeypatch.setattr(inductor_call, "find_regions", lambda graph: None)
     new_cache(tmp_path / "another", monkeypatch)
     whole, _ = _train(Network, _compile)
     _same(whole, divided)
@@ -384,12 +384,12 @@ def test_updates_of_equal_layers_are_lowered_once(divisions: list[Division | Non
 def test_a_fork_lowers_some_kinds_to_what_they_are_lowered_to_here(
     divisions: list[Division | None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    if not inductor.may_fork():
+    if not inductor_call.may_fork():
         pytest.skip("no second processor, or no fork")
     shared, step = _train(Network, _compile)
     (capture,) = step.report().captures
     assert any("by a fork of the process" in note for note in capture.notes), capture.notes
-    monkeypatch.setattr(inductor, "may_fork", lambda: False)
+    monkeypatch.setattr(inductor_call, "may_fork", lambda: False)
     new_cache(tmp_path / "another", monkeypatch)
     alone, other = _train(Network, _compile)
     assert all(torch.equal(a, b) for a, b in zip(shared, alone, strict=True))

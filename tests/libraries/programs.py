@@ -1,85 +1,31 @@
-"""Training steps in plain loops with libraries: models, losses and optimizers, on small synthetic data.
+"""Training steps in plain loops with libraries: models and losses, on small synthetic data.
 
-``PROGRAMS`` maps ``library.what`` to a function that returns a :class:`Program`. Libraries are imported by the function
-that needs them.
+Libraries are imported by the function that needs them.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-
-@dataclass
-class Program:
-    """A training step.
-
-    Attributes:
-        step: called with each batch.
-        batch: returns the arguments of a call, by its number.
-        module: what is trained, and compared.
-    """
-
-    step: Callable[..., Any]
-    batch: Callable[[int], tuple[Any, ...]]
-    module: nn.Module
-
-
-Make = Callable[[], Program]
-Loss = Callable[..., torch.Tensor]
-
-PROGRAMS: dict[str, Make] = {}
-
-
-def program(make: Make) -> Make:
-    """Registers a function named ``library__what``."""
-    PROGRAMS[make.__name__.replace("__", ".")] = make
-    return make
-
-
-def normal(number: int, *sizes: int) -> torch.Tensor:
-    return torch.randn(*sizes, generator=torch.Generator().manual_seed(number))
-
-
-def images(number: int, *sizes: int) -> torch.Tensor:
-    return torch.rand(*sizes, generator=torch.Generator().manual_seed(number))
-
-
-def words(number: int, *sizes: int) -> torch.Tensor:
-    return torch.randint(1, 64, sizes, generator=torch.Generator().manual_seed(number))
-
-
-def trained(module: nn.Module, loss_of: Loss, batch: Callable[[int], tuple[Any, ...]], **options: Any) -> Program:
-    """Returns a plain training step over ``loss_of(*batch)`` with Adam."""
-    options.setdefault("lr", 1e-3)
-    optimizer = torch.optim.Adam([p for p in module.parameters() if p.requires_grad], **options)
-
-    def step(*args: Any) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = loss_of(*args)
-        loss.backward()
-        nn.utils.clip_grad_norm_(module.parameters(), 1.0)
-        optimizer.step()
-        return loss.detach()
-
-    return Program(step, batch, module)
-
+from tests.libraries.training_steps import (
+    PROGRAMS,
+    Make,
+    Program,
+    classes,
+    images,
+    mlp,
+    normal,
+    program,
+    trained,
+    words,
+)
 
 # --- training loops ----------------------------------------------------------------------------------------------
-
-
-def _mlp() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.ReLU(), nn.Linear(32, 4))
-
-
-def _classes(i: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return normal(i, 8, 16), torch.arange(8) % 4
 
 
 @program
@@ -87,7 +33,7 @@ def accelerate__accumulation() -> Program:
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-    model = _mlp()
+    model = mlp()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 200)
     model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
@@ -103,7 +49,7 @@ def accelerate__accumulation() -> Program:
             optimizer.zero_grad()
         return loss.detach()
 
-    return Program(step, _classes, model)
+    return Program(step, classes, model)
 
 
 @program
@@ -113,7 +59,7 @@ def accelerate__bf16() -> Program:
 
     AcceleratorState._reset_state(reset_partial_state=True)
     accelerator = Accelerator(cpu=True, mixed_precision="bf16")
-    model = _mlp()
+    model = mlp()
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
 
     def step(x: Any, y: Any) -> Any:
@@ -123,23 +69,23 @@ def accelerate__bf16() -> Program:
         optimizer.zero_grad()
         return accelerator.gather_for_metrics(loss.detach())
 
-    return Program(step, _classes, model)
+    return Program(step, classes, model)
 
 
 @program
 def ema_pytorch__ema() -> Program:
     from ema_pytorch import EMA
 
-    model = _mlp()
+    model = mlp()
     averages = EMA(model, beta=0.99, update_after_step=2, update_every=2)
-    found = trained(nn.ModuleList([model, averages.ema_model]), lambda x, y: F.cross_entropy(model(x), y), _classes)
+    found = trained(nn.ModuleList([model, averages.ema_model]), lambda x, y: F.cross_entropy(model(x), y), classes)
 
     def step(x: Any, y: Any) -> Any:
         loss = found.step(x, y)
         averages.update()
         return loss
 
-    return Program(step, _classes, found.module)
+    return Program(step, classes, found.module)
 
 
 # --- language models ---------------------------------------------------------------------------------------------
@@ -267,7 +213,7 @@ def denoising_diffusion_pytorch__sequence() -> Program:
 def vit_pytorch__vit() -> Program:
     from vit_pytorch import ViT
 
-    model = ViT(image_size=16, patch_size=4, num_classes=4, dim=32, depth=2, heads=2, mlp_dim=64)
+    model = ViT(image_size=16, patch_size=4, numclasses=4, dim=32, depth=2, heads=2, mlp_dim=64)
     batch = lambda i: (normal(i, 4, 3, 16, 16), torch.arange(4))
     return trained(model, lambda x, y: F.cross_entropy(model(x), y), batch)
 
@@ -385,7 +331,7 @@ def e3nn__tensor_product() -> Program:
 def pytorch_metric_learning__mined_triplets() -> Program:
     from pytorch_metric_learning import losses, miners
 
-    model, loss, miner = _mlp(), losses.TripletMarginLoss(margin=0.2), miners.MultiSimilarityMiner()
+    model, loss, miner = mlp(), losses.TripletMarginLoss(margin=0.2), miners.MultiSimilarityMiner()
 
     def loss_of(x: Any, y: Any) -> Any:
         embeddings = model(x)
@@ -398,7 +344,7 @@ def pytorch_metric_learning__mined_triplets() -> Program:
 def pytorch_metric_learning__arcface() -> Program:
     from pytorch_metric_learning import losses
 
-    model, arcface, contrast = _mlp(), losses.ArcFaceLoss(4, 4), losses.NTXentLoss(0.1)
+    model, arcface, contrast = mlp(), losses.ArcFaceLoss(4, 4), losses.NTXentLoss(0.1)
 
     def loss_of(x: Any, y: Any) -> Any:
         embeddings = model(x)
@@ -418,7 +364,7 @@ def entmax__losses() -> Program:
         z = model(x)
         return entmax15(z, -1).square().sum() + sparsemax(z, -1).square().sum() + entmax15_loss(z, y).mean()
 
-    return trained(model, loss_of, _classes)
+    return trained(model, loss_of, classes)
 
 
 def _quantized(kind: str, width: int, **options: Any) -> Make:
@@ -594,57 +540,3 @@ def stable_baselines3__policy() -> Program:
         return normal(i, 16, 4), torch.arange(16) % 2, normal(i + 1, 16), normal(i + 2, 16), -normal(i, 16).abs()
 
     return Program(step, batch, policy)
-
-
-# --- optimizers --------------------------------------------------------------------------------------------------
-
-
-def _optimized(package: str, kind: str, twice: bool = False, **options: Any) -> Make:
-    def make() -> Program:
-        model = _mlp()
-        optimizer = getattr(importlib.import_module(package), kind)(model.parameters(), **options)
-        if package == "schedulefree":
-            optimizer.train()
-
-        def loss_of(x: Any, y: Any) -> Any:
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            return loss
-
-        def step(x: Any, y: Any) -> Any:
-            optimizer.zero_grad()
-            loss = loss_of(x, y)
-
-            def again() -> Any:
-                optimizer.zero_grad()
-                return loss_of(x, y)
-
-            optimizer.step(*((again,) if twice else ()))
-            return loss.detach()
-
-        return Program(step, _classes, model)
-
-    return make
-
-
-_OPTIMIZERS: dict[str, dict[str, dict[str, Any]]] = {
-    "schedulefree": dict.fromkeys(("AdamWScheduleFree", "SGDScheduleFree", "RAdamScheduleFree"), {"lr": 1e-2}),
-    "lion_pytorch": {"Lion": {"lr": 1e-4}},
-    "prodigyopt": {"Prodigy": {"lr": 1.0}},
-    "torch_optimizer": dict.fromkeys(
-        ("AccSGD", "AdaBound", "AdamP", "AggMo", "Apollo", "DiffGrad", "Lamb", "MADGRAD", "NovoGrad", "PID", "QHAdam")
-        + ("RAdam", "Ranger", "SWATS", "Shampoo", "Yogi"),
-        {},
-    ),
-    "pytorch_optimizer": dict.fromkeys(
-        ("ADOPT", "AdEMAMix", "Adai", "Amos", "CAME", "FOCUS", "Grams", "Kron", "LaProp", "MARS", "SOAP", "SPAM")
-        + ("ScalableShampoo", "StableAdamW", "TAM", "Tiger"),
-        {},
-    )
-    | {"SAM": {"twice": True, "base_optimizer": torch.optim.SGD, "lr": 0.1}},
-}
-PROGRAMS |= {
-    f"{package}.{kind}": _optimized(package, kind, **options)
-    for package, kinds in _OPTIMIZERS.items()
-    for kind, options in kinds.items()
-}

@@ -82,8 +82,9 @@ def _fit_model(name: str, mode: str, times: list[float]) -> tuple[Any, Any]:
 def _run_program(name: str, mode: str, times: list[float]) -> tuple[Any, Any]:
     """Runs a program's step in a loop; returns what it trained, and the report."""
     import sidefx_train
+    from tests.libraries import optimizers, programs  # noqa: F401
     from tests.libraries.models import STEPS
-    from tests.libraries.programs import PROGRAMS
+    from tests.libraries.training_steps import PROGRAMS
 
     program = PROGRAMS[name]()
     step = program.step
@@ -191,8 +192,9 @@ def main() -> int:
     if args.one:
         (args.results / f"{args.one}.{args.mode}.json").write_text(json.dumps(train(args.one, args.mode)))
         return 0
+    from tests.libraries import optimizers, programs  # noqa: F401
     from tests.libraries.models import MODELS
-    from tests.libraries.programs import PROGRAMS
+    from tests.libraries.training_steps import PROGRAMS
 
     print("| model | backend | against plain | graphs | breaks | recaptures | replayed | x plain | why |")
     print("|---|---|---|---|---|---|---|---|---|")

@@ -168,6 +168,6 @@ class RecurrentLayer(torch.autograd.Function):
         given = (data, batch_sizes, hx, cx, weights, key, *grads, ctx.wanted, *ctx.cells)
         found = iter(torch.ops.sidefx.recurrent_layer_backward.default(*given, [None] * sum(ctx.wanted)))
         each = tuple(next(found) if needed else None for needed in ctx.needs_input_grad[2:])
-        first = 4
-        ctx.watch.note(each[0], each[first:])
+        of_data, _sizes, _hx, _cx, *of_weights = each
+        ctx.watch.note(of_data, tuple(of_weights))
         return (None, None, *each)

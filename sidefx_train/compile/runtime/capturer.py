@@ -93,7 +93,7 @@ class Capturer:
         except (CaptureFailed, KeyboardInterrupt):
             raise
         except BackendError as error:
-            if self._config.strict and self._other is None and not spec.has_symbolic_sizes:
+            if self._config.strict and not spec.has_symbolic_sizes:
                 raise
             stop = CaptureFailed("SFX201", error.reason, error.location, None)
             stop.of_backend = True
@@ -110,6 +110,11 @@ class Capturer:
         while True:
             try:
                 return attempt(tried)
+            except BackendError:  # the options ask for the error
+                if self._other is None:
+                    raise
+                tried = self._other
+                continue
             except CaptureFailed as error:
                 other = self._other if error.code == "SFX201" else None
                 if other is None and not spec.has_symbolic_sizes:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import torch
 from torch import fx
 
 from sidefx_train import torch_compat as compat
@@ -20,6 +19,7 @@ from sidefx_train.compile.backend.runners.reset_generators import with_generator
 from sidefx_train.compile.backend.runners.runner import generate
 from sidefx_train.compile.backend.verification.exact import Exact
 from sidefx_train.compile.backend.verification.inductor_random import drawing_functions
+from sidefx_train.compile.backend.verification.replaced_operators import Calling
 from sidefx_train.compile.backend.verification.rounding_noise import Noisy
 from sidefx_train.compile.backend.verification.unwritten_memory import Filled, leaves_memory
 from sidefx_train.compile.graph.artifacts import FunctionalGraph, TracedGraph
@@ -89,7 +89,7 @@ def functional_reference(graph: FunctionalGraph, module: fx.GraphModule, traced:
 
     def plain(args: list[Any]) -> list[Any]:
         reset()
-        return list(_Calling(module, functions).run(*args))
+        return list(Calling(module, functions).run(*args))
 
     def noisy(args: list[Any], seed: int) -> Sequence[Any]:
         reset()
@@ -105,15 +105,3 @@ def functional_reference(graph: FunctionalGraph, module: fx.GraphModule, traced:
 
     known = filled if leaves_memory(module.graph) else None
     return Reference(through(plain), noisy, exact, known, lambda: through(plain))
-
-
-class _Calling(fx.Interpreter):
-    """Runs a graph with replacements of some operators."""
-
-    def __init__(self, module: fx.GraphModule, functions: dict[Any, Callable[..., Any]]) -> None:
-        super().__init__(module)
-        self._functions = functions
-
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        with torch.no_grad():
-            return super().call_function(self._functions.get(target, target), args, kwargs)

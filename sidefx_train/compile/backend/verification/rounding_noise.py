@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.backend.verification.replaced_operators import Calling
 
 _ROUNDINGS = {torch.float16: 1.0, torch.bfloat16: 1.0}
 """Size of the noise in rounding errors, by dtype."""
@@ -78,7 +79,7 @@ _EXACT = frozenset(
 """Operators that round nothing. The derivative of a maximum looks for the element that equals it."""
 
 
-class Noisy(fx.Interpreter):
+class Noisy(Calling):
     """Runs a graph with noise on every operation that rounds.
 
     Args:
@@ -90,15 +91,14 @@ class Noisy(fx.Interpreter):
     def __init__(
         self, module: fx.GraphModule, seed: int, functions: Mapping[Any, Callable[..., Any]] | None = None
     ) -> None:
-        super().__init__(module)
+        super().__init__(module, functions)
         self._noise = _Noise(seed)
-        self._functions = functions or {}
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         floats = list(filter(_is_float, _tensors((args, kwargs))))
         moves = _rounds(target) and bool(floats)
         terms = _Terms(target, floats, _adds_no_negative(target, args, kwargs)) if moves else None
-        result = super().call_function(self._functions.get(target, target), args, kwargs)
+        result = super().call_function(target, args, kwargs)
         if terms is not None:
             returned = _tensors(result)
             written = [each for each in _written(target, args, kwargs) if not any(each is other for other in returned)]
@@ -194,8 +194,15 @@ def _adds_no_negative(target: Any, args: Any, kwargs: Any) -> bool:
     values = [*args, *kwargs.values()]
     if name == "aten::addcmul" and all(map(operator.is_, _tensors(args[1]), _tensors(args[2]))):  # squares
         values = [args[0], *values[3:]]
+    if name == "aten::lerp" and not _is_share(args[2] if len(args) > 2 else kwargs["weight"]):
+        return False
     tensors, numbers = _tensors(values), [value for value in values if isinstance(value, (int, float))]
     return all(number >= 0 for number in numbers) and all(_is_float(each) and _side(each) == 1 for each in tensors)
+
+
+def _is_share(weight: Any) -> bool:
+    """Returns True for a number, or for tensors, of at most 1: the other term's weight is not negative."""
+    return all(float(torch.as_tensor(each).max()) <= 1 for each in _tensors(weight) or [weight])
 
 
 def _out_of_place(target: Any) -> str:

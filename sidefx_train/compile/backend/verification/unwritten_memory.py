@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from sidefx_train.compile.backend.verification.replaced_operators import Calling
+
 aten = torch.ops.aten
 
 _LEAVING = frozenset((aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided))
@@ -22,7 +24,7 @@ def leaves_memory(graph: fx.Graph) -> bool:
     return any(_packet(node.target) in _LEAVING for node in graph.nodes)
 
 
-class Filled(fx.Interpreter):
+class Filled(Calling):
     """Runs a graph with a number in all such memory.
 
     Args:
@@ -34,12 +36,11 @@ class Filled(fx.Interpreter):
     def __init__(
         self, module: fx.GraphModule, number: float, functions: Mapping[Any, Callable[..., Any]] | None = None
     ) -> None:
-        super().__init__(module)
+        super().__init__(module, functions)
         self._number = number
-        self._functions = functions or {}
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        result = super().call_function(self._functions.get(target, target), args, kwargs)
+        result = super().call_function(target, args, kwargs)
         if _packet(target) in _LEAVING:
             with torch.no_grad():
                 result.fill_(self._number)

@@ -105,7 +105,17 @@ def test_moving_averages_of_squares_stay_squares(name):
         assert abs(moved[1] - 1e-14) > 1e-10, "a small one is moved by what the largest is rounded"
 
 
-def test_differences_may_become_negative():
-    module = fx.symbolic_trace(lambda old, new: aten.addcmul.default(old, new, new, value=-1.0))
-    moved = [Noisy(module, seed).run(torch.full((4,), 1e-14), torch.ones(4) * 1e-7) for seed in range(4)]
+DIFFERENCES = {
+    "addcmul": lambda old, new: aten.addcmul.default(old, new, new, value=-1.0),
+    "lerp": lambda old, new: aten.lerp.Scalar(old, new, 2.0),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_differences_may_become_negative(name):
+    """Terms cancel, so that what is zero may be rounded to either side."""
+    module = fx.symbolic_trace(DIFFERENCES[name])
+    old = torch.tensor([2.0, 2e-8, 2e-8, 2e-8])
+    new = (old / 2 if name == "lerp" else old.sqrt()) + torch.tensor([0.5 if name == "lerp" else -0.5, 0, 0, 0])
+    moved = [Noisy(module, seed).run(old.clone(), new.clone()) for seed in range(4)]
     assert any((each < 0).any() for each in moved)

@@ -7,10 +7,10 @@ TORCH_INDEX ?=
 # Workers of the test run; each worker uses one thread.
 JOBS   ?= 2
 ARGS   ?=
-# Random training steps of `make fuzz`: how many, and which.
 # The release of torch of `make test-torch`, and what is run there: TORCH_RUN=opinfo, fuzz, vision, bench.
 TORCH  ?= 2.15.0
 TORCH_RUN ?= unit
+# Random training steps of `make fuzz`: how many, and which.
 N      ?= 5000
 SEED   ?= 0
 

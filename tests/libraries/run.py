@@ -82,7 +82,7 @@ def _fit_model(name: str, mode: str, times: list[float]) -> tuple[Any, Any]:
 def _run_program(name: str, mode: str, times: list[float]) -> tuple[Any, Any]:
     """Runs a program's step in a loop; returns what it trained, and the report."""
     import sidefx_train
-    from tests.libraries import optimizers, programs  # noqa: F401
+    from tests.libraries import optimizers, programs, training_loops  # noqa: F401
     from tests.libraries.models import STEPS
     from tests.libraries.training_steps import PROGRAMS
 
@@ -192,7 +192,7 @@ def main() -> int:
     if args.one:
         (args.results / f"{args.one}.{args.mode}.json").write_text(json.dumps(train(args.one, args.mode)))
         return 0
-    from tests.libraries import optimizers, programs  # noqa: F401
+    from tests.libraries import optimizers, programs, training_loops  # noqa: F401
     from tests.libraries.models import MODELS
     from tests.libraries.training_steps import PROGRAMS
 

@@ -147,8 +147,14 @@ _NOT_ATOMIC = {
     ("csv", "DictWriter.writerow"),
     ("csv", "DictWriter._dict_to_list"),
     ("csv", "DictWriter._dict_to_list.<locals>.<genexpr>"),
+    ("importlib.metadata", "metadata"),
+    ("importlib.metadata", "version"),
+    ("importlib.metadata", "PackageNotFoundError.__str__"),
+    ("importlib.metadata", "PackageNotFoundError.name"),
+    ("importlib.metadata._adapters", "Message.__getitem__"),
 }
-"""What is not: lookups in an index are constants (``interceptors/third_party/pandas_index.py``), rows are deferred."""
+"""What is not: lookups in an index are constants (``interceptors/third_party/pandas_index.py``), rows are deferred, and
+facts about packages are constants."""
 
 _OF_FILES = frozenset(
     {

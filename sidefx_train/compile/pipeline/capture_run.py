@@ -263,7 +263,8 @@ class CaptureRun:
             _count_writes(world)  # those of the forward: the backward counts its own when it runs
             world.random_draws.end()
             world.host_reads.end()
-            recorded = record_backward(world, residual, self.in_order)
+            with world.interp.calling_back():
+                recorded = record_backward(world, residual, self.in_order)
             residual = planned()  # Python code in the backward may have read more
             joint = extract_graphs(world, residual, recorded)
             if has_collectives:

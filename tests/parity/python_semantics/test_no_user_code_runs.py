@@ -444,7 +444,12 @@ def installed_versions():
             importlib.metadata.version("no-such-package")
         except importlib.metadata.PackageNotFoundError:
             log.value = "missing"
-        return x * len(importlib.metadata.version("torch"))
+        try:
+            importlib.metadata.metadata("no-such-package")
+        except importlib.metadata.PackageNotFoundError as error:
+            log.value += str(error)
+        known = importlib.metadata.metadata("torch")
+        return x * len(importlib.metadata.version("torch")) + len(known["Name"]) + (known is None)
 
     return step, lambda call: None, log
 

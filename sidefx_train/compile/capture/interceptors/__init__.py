@@ -9,6 +9,7 @@ from sidefx_train.compile.capture.interceptors import parameters as parameters
 from sidefx_train.compile.capture.interceptors import process_constants as process_constants
 from sidefx_train.compile.capture.interceptors import python_functions as python_functions
 from sidefx_train.compile.capture.interceptors import random_numbers as random_numbers
+from sidefx_train.compile.capture.interceptors import ranges as ranges
 from sidefx_train.compile.capture.interceptors import rng_state as rng_state
 from sidefx_train.compile.capture.interceptors import schedulers as schedulers
 from sidefx_train.compile.capture.interceptors import script_functions as script_functions

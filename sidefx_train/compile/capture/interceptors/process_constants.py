@@ -23,6 +23,15 @@ def _version(_: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     return constant_result(importlib.metadata.version, args, kwargs)
 
 
+@registry.intercept(importlib.metadata.metadata)
+def _metadata(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if kwargs or len(args) != 1 or type(args[0]) is not str:
+        return ABSENT
+    with compat.real_world():
+        found = importlib.metadata.metadata(args[0])
+    return world.heap.shadow(found, world.heap.sources.const(found, f"the metadata of {args[0]}"))
+
+
 @registry.intercept(importlib.util.find_spec)
 def _find_spec(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Returns the specification of an imported package, or that it is missing."""

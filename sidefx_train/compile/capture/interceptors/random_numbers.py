@@ -23,10 +23,9 @@ from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common import trace_rules
 from sidefx_train.compile.common.draws.generator_states import is_generator
 from sidefx_train.compile.common.sentinels import ABSENT
-from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
+from sidefx_train.compile.common.type_checks import safe_isinstance
 
 if TYPE_CHECKING:
-    from sidefx_train.compile.capture.interpreter.frame import Frame
     from sidefx_train.compile.capture.world.trace_world import TraceWorld
 
 _OF_PYTHON = (
@@ -214,46 +213,6 @@ def _are_numbers(items: Any) -> bool:
 
 
 _NUMBERS = frozenset({int, float, torch.SymInt, torch.SymFloat})
-
-
-@registry.intercept(range)
-def _range(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Keeps ``range(n)`` of a number that changes symbolic if it is the population of a draw, which comes next."""
-    frame = world.interp.current_frame
-    if len(args) != 1 or kwargs or type(args[0]) is not torch.SymInt or frame is None or world.branching:
-        return ABSENT
-    if compat.is_unbacked(args[0]) or not world.specialization.host_draws:
-        return ABSENT
-    drawing = [attribute_of(value, "__func__", value) for value in frame.stack[-2:]]
-    called = any(value is fn for value in drawing for fn in _FROM_RANGES)
-    return RangeOfNumber(args[0]) if called and _is_argument_of_call(frame) else ABSENT
-
-
-_FROM_RANGES = (random.Random.sample, random.Random.choices, random.Random.choice)
-_PUSHES = {"LOAD_CONST": 1, "LOAD_FAST": 1, "LOAD_SLOT": 1, "LOAD_DEREF": 1, "LOAD_NAME": 1, "PUSH_NULL": 1}
-_PUSHES |= {"LOAD_METHOD": 1, "LOAD_ATTR": 0, "LOAD_FAST_LOAD_FAST": 2, "BINARY_OP": -1, "NOP": 0, "PRECALL": 0}
-"""How many values more than before are on the stack after an instruction that evaluates a further argument."""
-
-
-def _is_argument_of_call(frame: Frame) -> bool:
-    """Returns True if the next value is on the stack of a frame only as the first argument of a call."""
-    above = 0
-    for instr in frame.instructions[frame.pc :]:
-        if instr.name in ("CALL", "CALL_KW"):
-            taken = instr.arg + (instr.name == "CALL_KW")
-            if taken > above:
-                return taken == above + 1
-            above -= taken + 1
-        elif instr.name == "LOAD_GLOBAL":
-            above += 2 if instr.arg else 1
-        elif instr.name in _PUSHES:
-            read = {"LOAD_METHOD": 1, "LOAD_ATTR": 1, "BINARY_OP": 2}.get(instr.name, 0)
-            if above < read:
-                return False
-            above += _PUSHES[instr.name]
-        else:
-            return False
-    return False
 
 
 def _sampled(generator: Any, length: int, count: int) -> list[int]:

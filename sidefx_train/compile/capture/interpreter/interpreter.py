@@ -7,10 +7,11 @@ protocols, ``exceptions.py`` unwinds, ``generators.py`` suspends. They use the i
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from sidefx_train.compile.capture.interpreter import exceptions
@@ -291,6 +292,15 @@ class Interpreter:
             frames.append(frame)
             frame = frame.back
         raise Suspended(frames[::-1], self.handled.topmost())
+
+    @contextlib.contextmanager
+    def calling_back(self) -> Iterator[None]:
+        """While autograd calls functions of the program: their handlers run, also once the program is suspended."""
+        stopped, self.stopped = self.stopped, None
+        try:
+            yield
+        finally:
+            self.stopped = self.stopped or stopped
 
     # The protocols, for the world and the other parts.
 

@@ -50,6 +50,20 @@ _assume_finite(np.isinf, np.False_, infinite=True, nan=False)
 _assume_finite(np.isnan, np.False_, infinite=False, nan=True)
 
 
+def _clear_of_new(clear: Callable[[type], None]) -> None:
+    """Has the function run on classes that the step created; others would lose their descriptors in the capture."""
+
+    @registry.intercept(clear)
+    def cleared(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if len(args) != 1 or kwargs or id(args[0]) not in world.new_classes:
+            return ABSENT
+        return clear(args[0])
+
+
+if hasattr(sys, "_clear_type_descriptors"):  # from 3.14 on: ``@dataclass(slots=True)`` copies the class that it gets
+    _clear_of_new(sys._clear_type_descriptors)
+
+
 def _choose_symbolically(fn: Any, symbolic: Callable[[Any, Any], Any]) -> None:
     """Has ``max`` or ``min`` of symbolic numbers computed when the step runs, without a guard on which one it is.
 

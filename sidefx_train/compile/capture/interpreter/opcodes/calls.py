@@ -64,7 +64,8 @@ def call_kw(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
 
 @transparent
 def call_function_ex(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
-    kwargs = frame.pop() if instr.arg & 1 else {}
+    kwargs = frame.pop() if instr.arg & 1 else NULL
+    kwargs = {} if kwargs is NULL else kwargs
     args = frame.pop()
     second = frame.pop()
     first = frame.stack[-1] if frame.stack else NULL
@@ -127,7 +128,7 @@ def _annotations(pairs: Any) -> dict[str, Any]:
 
 
 def make_plain_function(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
-    """3.13: creates a function without defaults; ``SET_FUNCTION_ATTRIBUTE`` adds the rest."""
+    """3.13 and later: creates a function without defaults; ``SET_FUNCTION_ATTRIBUTE`` adds the rest."""
     code = frame.pop()
     if code.co_freevars:
         frame.push(Pending(code))
@@ -170,6 +171,8 @@ def _set_attribute(function: types.FunctionType, flag: int, value: Any) -> None:
         function.__kwdefaults__ = value
     elif flag == 4:
         function.__annotations__ = _annotations(value)
+    elif flag == 16:
+        function.__annotate__ = value  # type: ignore[attr-defined]
 
 
 def load_build_class(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:

@@ -29,7 +29,7 @@ CODE = "SFX401"
 TESTED = ("2.11", "2.12", "2.13", "2.14", "2.15")
 """Releases of torch on which tests have run; ``docs/limits.md`` says how many of them."""
 
-PYTHONS = ((3, 11), (3, 13))
+PYTHONS = ((3, 11), (3, 14))
 """The first and the last release of Python whose bytecode is interpreted."""
 
 IMPORT_ERROR: Exception | None = None

@@ -65,7 +65,8 @@ def body_deferred_annotations():
             errors.append(str(error))
     missing = undefined = Unknown = int
     same = fn.__annotate__(1) == fn.__annotations__ == {"a": int, "b": int, "c": "str", "return": list[int]}
-    return fn(1), errors, same, Later.__annotations__, Later.y
+    named = fn.__annotate__.__qualname__, Later.__annotate__.__qualname__
+    return fn(1), errors, same, named, Later.__annotations__, Later.y
 
 def body_conditional_annotations():
     class Conditional:

@@ -17,6 +17,8 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from sidefx_train.compile.common.type_checks import attribute_of
+
 VERSION = sys.version_info[:2]
 
 SEND_KEEPS_RECEIVER = VERSION >= (3, 12)
@@ -60,6 +62,16 @@ SUBSCRIPT_IS_BINARY_OP = VERSION >= (3, 14)
 
 DOCSTRING_HAS_FLAG = VERSION >= (3, 14)
 """The first constant is the docstring if a flag of the code says so; before, if it is a string."""
+
+
+def _annotate_is_named() -> bool:
+    space: dict[str, Any] = {}
+    exec(compile("def fn(value: int): pass", "<annotations>", "exec", dont_inherit=True), space)
+    return attribute_of(attribute_of(space["fn"], "__annotate__"), "__qualname__") == "fn.__annotate__"
+
+
+ANNOTATE_IS_NAMED = _annotate_is_named()
+"""What computes the annotations of a function is named after it: not in the first releases of 3.14."""
 
 COMPARE_SHIFT = {(3, 11): 0, (3, 12): 4}.get(VERSION, 5)
 COMPARE_NAMES = {"<": "lt", "<=": "le", "==": "eq", "!=": "ne", ">": "gt", ">=": "ge"}

@@ -220,7 +220,10 @@ def bound_at_end(
 def _base(code: types.CodeType, depths: list[int], index: int) -> int:
     """Returns the stack depth between the statements of the block in which an instruction lies."""
     instructions = code_info(code).instructions
-    loops = [i for i, instr in enumerate(instructions) if instr.name == "FOR_ITER" and i < index < instr.target]
+    around = [i for i, instr in enumerate(instructions) if instr.name == "FOR_ITER" and i < index < instr.target]
+    loops = [
+        i for i in around if instructions[i + 1].name not in JUMPS
+    ]  # others are what 3.14 makes of ``any`` and ``all``
     base = 0
     for position in sorted([*loops, *(block.entry + 1 for block in enclosing(code, index))]):
         if depths[position] != base + 1:  # the loop of a comprehension

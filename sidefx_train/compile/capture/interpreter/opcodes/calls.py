@@ -8,6 +8,7 @@ import typing
 from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.interpreter.builtins.mappings import for_mapping
+from sidefx_train.compile.capture.interpreter.bytecode_versions import ANNOTATE_IS_NAMED
 from sidefx_train.compile.capture.interpreter.frame import NULL, Frame
 from sidefx_train.compile.capture.interpreter.object_model import attributes, iteration
 from sidefx_train.compile.common.sentinels import ABSENT, transparent
@@ -172,6 +173,8 @@ def _set_attribute(function: types.FunctionType, flag: int, value: Any) -> None:
     elif flag == 4:
         function.__annotations__ = _annotations(value)
     elif flag == 16:
+        if ANNOTATE_IS_NAMED:
+            value.__qualname__ = f"{function.__qualname__}.__annotate__"
         function.__annotate__ = value  # type: ignore[attr-defined]
 
 

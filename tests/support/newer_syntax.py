@@ -1,4 +1,4 @@
-"""Bodies in syntax that Python 3.11 cannot read, as far as the running Python can."""
+"""Bodies that Python 3.11 cannot read or run, as far as the running Python can."""
 
 from __future__ import annotations
 
@@ -50,6 +50,47 @@ def body_exceptions_without_parentheses():
         except ValueError, TypeError:
             found.append(None)
     return found
+
+def body_partial_with_placeholders():
+    from functools import Placeholder, partial, partialmethod
+    def four(a, b, c, d=0, **more):
+        return a, b, c, d, more
+    one = partial(four, Placeholder, 2, Placeholder, 4, x=1)
+    two = partial(one, 10)
+    class Holder:
+        method = partialmethod(four, Placeholder, 7)
+    results = [one(1, 3), one(1, 3, y=2), two(30), partial(one, Placeholder, 8)(9), Holder().method(1)[1:]]
+    errors = []
+    for call in (lambda: one(1), lambda: two()):
+        try:
+            call()
+        except TypeError as error:
+            errors.append(str(error))
+    return results, errors
+
+def body_map_strict():
+    found = [list(map(max, [1, 5], [3, 2], strict=True))]
+    try:
+        list(map(max, [1, 5], [3], strict=True))
+    except ValueError as error:
+        found.append(str(error))
+    return found
+
+def body_truth_of_not_implemented():
+    try:
+        return bool(NotImplemented)
+    except TypeError as error:
+        first = str(error)
+    return first, "yes" if NotImplemented else "no"
+
+def body_power_with_modulus():
+    class Number:
+        def __rpow__(self, other, modulus=None):
+            return "reflected", other, modulus
+    return pow(2, Number(), 5), pow(2, Number()), 2 ** Number()
+
+def body_sums():
+    return sum([0.1] * 10), sum([0.1 + 1j] * 10), sum([1, 0.1, 0.2])
 
 def body_deferred_annotations():
     def fn(a: missing, b: int = 3, *, c: "str" = 4) -> list[undefined]:

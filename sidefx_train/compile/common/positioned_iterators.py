@@ -15,7 +15,8 @@ TYPES: frozenset[type] = frozenset({*(type(iter(each)) for each in _ITERATED), *
 
 def is_reducible(cls: type) -> bool:
     """Returns True if ``__reduce__`` gives their state: from Python 3.14 on not that of those of itertools."""
-    return cls.__reduce__ is not object.__reduce__
+    found: Any = cls.__reduce__
+    return found is not object.__reduce__
 
 
 def exposes_position(iterator: Any) -> bool:

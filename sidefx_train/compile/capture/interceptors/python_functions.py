@@ -19,6 +19,7 @@ from sidefx_train.compile.capture.recording import float_comparisons
 from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue
 from sidefx_train.compile.capture.shadows.factories import PartialRecord
 from sidefx_train.compile.capture.world.native_calls.caller_frames import BEYOND, refuse_callers
+from sidefx_train.compile.capture.world.native_calls.contextvars_and_locks import WARNINGS_LOCK
 from sidefx_train.compile.capture.world.symbolic_numbers import graph_functions
 from sidefx_train.compile.capture.world.symbolic_numbers.computed_numbers import NUMBER_METHODS
 from sidefx_train.compile.capture.world.symbolic_numbers.concrete_numbers import concrete_within
@@ -62,6 +63,16 @@ def _clear_of_new(clear: Callable[[type], None]) -> None:
 
 if hasattr(sys, "_clear_type_descriptors"):  # from 3.14 on: ``@dataclass(slots=True)`` copies the class that it gets
     _clear_of_new(sys._clear_type_descriptors)
+
+
+def _count(fn: Any, change: int) -> None:
+    @registry.intercept(fn)
+    def counted(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return world.locks.count_of_warnings(change)
+
+
+for _fn, _change in zip(WARNINGS_LOCK, (1, -1), strict=False):
+    _count(_fn, _change)
 
 
 def _choose_symbolically(fn: Any, symbolic: Callable[[Any, Any], Any]) -> None:

@@ -187,10 +187,8 @@ def trained(fn: Callable[[Any, Any, list[Any]], torch.Tensor], batch: Callable[[
 
 IN_PARTS = [matched, loop_that_stops]
 """What is captured in parts, which a loop may run many times."""
-if sys.version_info >= (3, 12):  # a variable of two comprehensions that are inlined
-    IN_PARTS += [other_tensor_for_none, classes, within_no_grad]
-if sys.version_info >= (3, 14):  # ``any`` is inlined
-    IN_PARTS += [condition]
+if sys.version_info >= (3, 14):  # comprehensions that are inlined share a variable, and ``any`` is inlined
+    IN_PARTS += [other_tensor_for_none, classes, within_no_grad, condition]
 
 
 @pytest.mark.parametrize("fn", FORMS, ids=[fn.__name__ for fn in FORMS])

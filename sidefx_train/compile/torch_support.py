@@ -11,6 +11,7 @@ import copy
 import functools
 import hashlib
 import sys
+import sysconfig
 import types
 import warnings
 from collections.abc import Callable
@@ -29,7 +30,7 @@ CODE = "SFX401"
 TESTED = ("2.11", "2.12", "2.13", "2.14", "2.15")
 """Releases of torch on which tests have run; ``docs/limits.md`` says how many of them."""
 
-PYTHONS = ((3, 11), (3, 13))
+PYTHONS = ((3, 11), (3, 14))
 """The first and the last release of Python whose bytecode is interpreted."""
 
 IMPORT_ERROR: Exception | None = None
@@ -132,7 +133,8 @@ def unsupported() -> str | None:
     """Returns why steps run eagerly on this build of torch and Python, or ``None`` where they are captured."""
     if not reads_bytecode():
         found, (first, last) = sys.version_info, PYTHONS
-        return f"Python {found[0]}.{found[1]} has another bytecode; supported are 3.{first[1]} to 3.{last[1]}"
+        kind = f"Python {found[0]}.{found[1]}{' without a global lock' if _is_free_threaded() else ''}"
+        return f"{kind} has another bytecode; supported are 3.{first[1]} to 3.{last[1]}"
     failure = f"{_described(IMPORT_ERROR)} on import" if IMPORT_ERROR is not None else None
     if failure is None and not is_tested():
         failure = _self_test_once()
@@ -142,7 +144,12 @@ def unsupported() -> str | None:
 
 def reads_bytecode() -> bool:
     """Returns True for a Python whose bytecode is interpreted."""
-    return PYTHONS[0] <= sys.version_info[:2] <= PYTHONS[1]
+    version = sys.version_info[:2]
+    return PYTHONS[0] <= version <= PYTHONS[1] and not (version >= (3, 14) and _is_free_threaded())
+
+
+def _is_free_threaded() -> bool:
+    return bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 
 
 def make_step(fn: Any, config: CompileConfig) -> Any:

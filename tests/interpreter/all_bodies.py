@@ -20,6 +20,7 @@ NAMES = (
     "test_loops_and_comprehensions",
     "test_match",
     "test_metaclasses",
+    "test_newer_syntax",
     "test_operators",
     "test_scopes",
     "test_with",

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from sidefx_train.compile.capture.interpreter.interpreter import Interpreter, Suspended
+from sidefx_train.compile.capture.interpreter.interpreter import Interpreter
 from sidefx_train.compile.capture.interpreter.world import DirectWorld
-from sidefx_train.compile.capture.resume.driver import Frames, Parts
 from sidefx_train.compile.capture.resume.statements import DataCalls
-from sidefx_train.compile.capture.resume.suspension import StopPoint, stop_points, suspend
+from sidefx_train.compile.capture.resume.suspension import StopPoint, stop_points
 from sidefx_train.errors import Unsupported
+from tests.support.breaks import check_every_instruction, check_same, continued
 from tests.support.interpreter import bodies, observe
 
 
@@ -345,49 +345,6 @@ def body_unset_variables() -> Any:
     return found, free is inner
 
 
-def _native(fn: Any, name: str) -> Any:
-    return fn
-
-
-def _without_caller(error: Any) -> Any:
-    """Returns the error with its traceback starting at the body; its callers differ."""
-    return error and (*error[:2], error[2][1:], *error[3:])
-
-
-def _continued(body: Any, at: int, point: StopPoint | None, outcome: list[str]) -> Any:
-    """Runs a body up to an instruction, and the rest of it natively.
-
-    Args:
-        body: the body.
-        at: number of the instruction.
-        point: where it stops then; by default the instruction itself.
-        outcome: gets what came of it.
-    """
-    interp = Interpreter(DirectWorld())
-    interp.stop_at = at
-    try:
-        return interp.run(body)
-    except Suspended as reached:
-        points = (point,) if point is not None else stop_points(reached, "SFX103", "test", None)
-        if not points or points[0].depth != len(reached.frames):
-            outcome.append("inside C code")
-            return None
-        try:
-            suspension, states = suspend(reached.frames, reached.handled, points[0], interp.world.watched)
-        except Unsupported as why:
-            outcome.append(f"refused: {why.reason}")
-            return None
-    outcome.append("stopped")
-    return Frames(suspension, Parts(_native)).drive(states)
-
-
-def _check_same(found: Any, wanted: Any, where: str) -> None:
-    assert found.printed == wanted.printed, f"{where}: printed {found.printed!r}, not {wanted.printed!r}"
-    assert repr(found.value) == repr(wanted.value), f"{where}: {found.value!r}"
-    raised, should_be = _without_caller(found.error), _without_caller(wanted.error)
-    assert raised == should_be, f"{where}: raised {raised}, should be {should_be}"
-
-
 MOST = 200
 """Places of a body at which the quick tests stop; those marked slow stop at all."""
 
@@ -397,25 +354,7 @@ MOST = 200
 @pytest.mark.every(3)
 def test_stopped_at_every_instruction(body: Any, most: int) -> None:
     """Stops at every second, third, ... instruction of bodies with more than ``most``."""
-    file = body.__code__.co_filename
-    wanted = observe(lambda: body(), file)
-    counting = Interpreter(DirectWorld())
-    with contextlib.suppress(Exception):
-        observe(lambda: counting.run(body), file)
-    assert counting.begun > 20, "the body is interpreted"
-    stopped = 0
-    why: dict[str, int] = {}
-    places = range(1, counting.begun + 1, 1 + counting.begun // most)
-    for at in places:
-        outcome: list[str] = []
-        found = observe(functools.partial(_continued, body, at, None, outcome), file)
-        if outcome != ["stopped"]:
-            why[outcome[0] if outcome else "none"] = why.get(outcome[0] if outcome else "none", 0) + 1
-            continue
-        stopped += 1
-        _check_same(found, wanted, f"instruction {at}")
-    print(f"{body.__name__}: {stopped} of {len(places)}; not: {why}")
-    assert stopped > len(places) * 0.4, f"{stopped} of {len(places)} stopped; not: {why}"
+    check_every_instruction(body, most)
 
 
 class AnyCall(DataCalls):
@@ -469,10 +408,10 @@ def test_statements_run_natively(body: Any, most: int, monkeypatch: pytest.Monke
         if point is None:
             continue
         outcome: list[str] = []
-        found = observe(functools.partial(_continued, body, point.count, point, outcome), file)
+        found = observe(functools.partial(continued, body, point.count, point, outcome), file)
         if outcome != ["stopped"]:
             continue
         ran += 1
-        _check_same(found, wanted, f"{point.statement} at instruction {at}")
+        check_same(found, wanted, f"{point.statement} at instruction {at}")
     print(f"{body.__name__}: {ran}")
     assert ran > 2, f"{ran} statements ran natively"

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -182,6 +183,13 @@ def test_a_python_whose_bytecode_is_not_known_runs_steps_eagerly(monkeypatch):
         sidefx_train.compile(lambda x: x + 1, fullgraph=True)(torch.ones(()))
     console = Console(width=160, record=True, file=open(os.devnull, "w"))
     assert not doctor(console) and "has another bytecode" in console.export_text()
+
+
+def test_a_free_threaded_python_of_the_newest_release_runs_steps_eagerly(monkeypatch):
+    monkeypatch.setattr(torch_support, "sys", SimpleNamespace(version_info=(3, 14, 2)))
+    assert torch_support.reads_bytecode()
+    monkeypatch.setattr(torch_support, "_is_free_threaded", lambda: True)
+    assert "Python 3.14 without a global lock has another bytecode" in torch_support.unsupported()
 
 
 def test_an_import_that_fails_raises_in_the_caller(capfd):

@@ -13,6 +13,12 @@ TYPES: frozenset[type] = frozenset({*(type(iter(each)) for each in _ITERATED), *
 """Classes of iterators that expose their position."""
 
 
+def is_reducible(cls: type) -> bool:
+    """Returns True if ``__reduce__`` gives their state: from Python 3.14 on not that of those of itertools."""
+    found: Any = cls.__reduce__
+    return found is not object.__reduce__
+
+
 def exposes_position(iterator: Any) -> bool:
     """Returns True if the position is known by ``__reduce__``, and nothing else can advance what an iterator wraps.
 

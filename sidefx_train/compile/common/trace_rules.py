@@ -99,7 +99,7 @@ PURE_FUNCTIONS: frozenset[Any] = frozenset(
         os.fspath,
         io.StringIO,
         io.BytesIO,
-        getattr(os.path, "_path_normpath", os.fspath),  # what `normpath` calls in Python 3.11
+        getattr(os.path, "_path_normpath", os.path.normpath),  # `normpath` calls it, or is it
     }
 )
 """C functions of other modules that depend on and change nothing that a step could observe."""

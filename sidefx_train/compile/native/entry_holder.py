@@ -34,8 +34,11 @@ static int holder_traverse(PyObject* self, visitproc visit, void* arg) {
     auto* holder = reinterpret_cast<EntryHolder*>(self);
     Py_VISIT(holder->shared);
     Py_VISIT(holder->missed);
-#if PY_VERSION_HEX < 0x030E0000 && !defined(Py_GIL_DISABLED)
-    if (arg != self) return 0;  // subtract_refs gives each object itself as the argument; no other pass does
+#ifndef Py_GIL_DISABLED
+    // subtract_refs gives each object itself as the argument; no other pass does. The incremental collector, which only
+    // 3.14.0 to 3.14.4 have, has passes of its own.
+    const bool incremental = Py_Version >= 0x030E0000 && Py_Version < 0x030E0500;
+    if (arg != self && !incremental) return 0;
 #endif
     Py_VISIT(holder->replay);
     Py_VISIT(holder->entry);

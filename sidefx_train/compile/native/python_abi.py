@@ -68,7 +68,7 @@ void PyEval_RestoreThread(void*);
 
 static inline Py_ssize_t PyTuple_GET_SIZE(PyObject* tuple) { return reinterpret_cast<Py_ssize_t*>(tuple)[2]; }
 static inline PyObject* PyTuple_GET_ITEM(PyObject* tuple, Py_ssize_t i) {
-    return reinterpret_cast<PyObject**>(tuple)[3 + i];
+    return reinterpret_cast<PyObject**>(tuple)[FIRST_ITEM + i];
 }
 
 #define PyModuleDef_HEAD_INIT {1, nullptr, nullptr, 0, nullptr}
@@ -89,7 +89,10 @@ static inline PyObject* PyTuple_GET_ITEM(PyObject* tuple, Py_ssize_t i) {
 
 def python_header() -> str:
     """Returns declarations of what products, updates and wrappers call; Python's own header if unsure."""
-    known = sys.implementation.name == "cpython" and (3, 11) <= sys.version_info[:2] <= (3, 13)
+    version = sys.version_info[:2]
+    known = sys.implementation.name == "cpython" and (3, 11) <= version <= (3, 14)
     usual = sys.platform == "linux" and sys.maxsize == 2**63 - 1
     special = sysconfig.get_config_var("Py_GIL_DISABLED") or hasattr(sys, "getobjects")
-    return _DECLARED if known and usual and not special else PYTHON_HEADER
+    if not known or not usual or special:
+        return PYTHON_HEADER
+    return f"#define FIRST_ITEM {4 if version >= (3, 14) else 3}  // from 3.14 on, a tuple keeps its hash\n{_DECLARED}"

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import sidefx_train
+from sidefx_train.compile.common.positioned_iterators import is_reducible
 from sidefx_train.errors import SideFXWarning
 
 
@@ -73,7 +74,15 @@ ITERATORS = {
 }
 
 
-def _compare(step, *arguments):
+OF_ITERTOOLS = list(ITERATORS)[list(ITERATORS).index("accumulate") :]
+
+
+def _is_copied(name):
+    """From Python 3.14 on, iterators of itertools cannot be copied: a step with a break in their loop runs eagerly."""
+    return name not in OF_ITERTOOLS or is_reducible(itertools.count)
+
+
+def _compare(step, *arguments, captured=True):
     """Compares three calls, each with new arguments: results, errors and arguments after the call."""
     compiled = sidefx_train.compile(step, backend="eager")
     for _ in range(3):
@@ -85,8 +94,10 @@ def _compare(step, *arguments):
                 found.append((run(*given), given))
         assert repr(found[1]) == repr(found[0])
     report = compiled.report()
-    assert report.replays == 3, report
-    assert not report.fallbacks, report
+    assert report.replays == (3 if captured else 0), report
+    assert ["cannot copy an itertools" in each.reason for each in report.fallbacks] == ([] if captured else [True]), (
+        report
+    )
 
 
 @pytest.mark.parametrize("name", ITERATORS)
@@ -103,7 +114,7 @@ def test_a_loop_that_a_line_breaks(name):
                 break
         return rounds
 
-    _compare(step, lambda: [1, 2, 3, 2], list)
+    _compare(step, lambda: [1, 2, 3, 2], list, captured=_is_copied(name))
 
 
 @pytest.mark.parametrize("name", ITERATORS)
@@ -120,7 +131,7 @@ def test_an_iterator_goes_on_after_a_break(name):
         log.append(list(itertools.islice(one, 3)))
         return one is other
 
-    _compare(step, lambda: [1, 2, 3, 2], list)
+    _compare(step, lambda: [1, 2, 3, 2], list, captured=_is_copied(name))
 
 
 def test_a_list_that_gets_longer_while_it_is_iterated_over():
@@ -162,7 +173,7 @@ def test_iterators_that_leave_the_step():
         items.append(5)
         assert (list(mapped), list(chained)) == ([3, 6], [1, 2, 5, 1, 2, 5])
         assert log == [("called", 1), ("called", 2), ("called", 5)]
-    assert compiled.report().replays == 2
+    assert compiled.report().replays == (2 if is_reducible(itertools.chain) else 0)
 
 
 VIEWS = {

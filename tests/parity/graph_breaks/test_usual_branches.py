@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
 
 import pytest
@@ -248,7 +247,7 @@ def test_experts_that_are_often_not_chosen():
 
 def without_bounds(log):
     z = torch.randn(50)
-    for _ in itertools.count():
+    for _ in iter(int, 1):
         if not (z.abs() > 1).any():
             return z
         z = torch.where(z.abs() > 1, torch.randn(50), z)

@@ -15,6 +15,7 @@ import types
 import pytest
 
 import sidefx_train
+from sidefx_train.compile.common.positioned_iterators import is_reducible
 
 EXPRESSIONS = """
 list(map(list, iter(lists)))
@@ -57,9 +58,20 @@ list(map(hash, map(tuple, iter(pairs))))
 """.strip().splitlines()
 
 
+REBUILDS_ITERATOR = frozenset(
+    {
+        "list(map(list, itertools.islice(itertools.cycle(iter(lists)), 4)))",
+        "list(itertools.chain.from_iterable(reversed(lists)))",
+        "list(itertools.starmap(operator.mul, iter(pairs)))",
+    }
+)
+
+
 @pytest.mark.parametrize("expression", EXPRESSIONS)
 def test_items_are_looked_into(expression):
     """One item of each kind is read before; the other items must not appear empty or unguarded."""
+    if expression in REBUILDS_ITERATOR and not is_reducible(itertools.cycle):
+        pytest.skip("this Python cannot copy iterators of itertools")
     space = {
         **{module.__name__: module for module in (collections, functools, heapq, itertools, operator, statistics)},
         "lists": [[3, 1, 2], ["c", "a"], ["k", "v"]],

@@ -124,7 +124,8 @@ counted()
 before = counted()
 for _ in range(last - first):
     one_round()
-before, after = json.loads(before), json.loads(counted())
+after = counted()  # before the next line creates dicts
+before, after = json.loads(before), json.loads(after)
 print(json.dumps({name: after[name] - before.get(name, 0) for name in after if after[name] > before.get(name, 0)}))
 """
 FAST = ["one_step", "graph_break", "module_hooks"]

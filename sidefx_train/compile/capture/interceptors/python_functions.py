@@ -19,6 +19,7 @@ from sidefx_train.compile.capture.recording import float_comparisons
 from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue
 from sidefx_train.compile.capture.shadows.factories import PartialRecord
 from sidefx_train.compile.capture.world.native_calls.caller_frames import BEYOND, refuse_callers
+from sidefx_train.compile.capture.world.native_calls.contextvars_and_locks import WARNINGS_LOCK
 from sidefx_train.compile.capture.world.symbolic_numbers import graph_functions
 from sidefx_train.compile.capture.world.symbolic_numbers.computed_numbers import NUMBER_METHODS
 from sidefx_train.compile.capture.world.symbolic_numbers.concrete_numbers import concrete_within
@@ -48,6 +49,30 @@ _assume_finite(math.isnan, False, infinite=False, nan=True)
 _assume_finite(np.isfinite, np.True_, infinite=True, nan=True)
 _assume_finite(np.isinf, np.False_, infinite=True, nan=False)
 _assume_finite(np.isnan, np.False_, infinite=False, nan=True)
+
+
+def _clear_of_new(clear: Callable[[type], None]) -> None:
+    """Has the function run on classes that the step created; others would lose their descriptors in the capture."""
+
+    @registry.intercept(clear)
+    def cleared(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if len(args) != 1 or kwargs or id(args[0]) not in world.new_classes:
+            return ABSENT
+        return clear(args[0])
+
+
+if hasattr(sys, "_clear_type_descriptors"):  # from 3.14 on: ``@dataclass(slots=True)`` copies the class that it gets
+    _clear_of_new(sys._clear_type_descriptors)
+
+
+def _count(fn: Any, change: int) -> None:
+    @registry.intercept(fn)
+    def counted(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return world.locks.count_of_warnings(change)
+
+
+for _fn, _change in zip(WARNINGS_LOCK, (1, -1), strict=False):
+    _count(_fn, _change)
 
 
 def _choose_symbolically(fn: Any, symbolic: Callable[[Any, Any], Any]) -> None:

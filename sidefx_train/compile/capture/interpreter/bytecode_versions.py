@@ -1,8 +1,8 @@
-"""The differences between the bytecode of CPython 3.11, 3.12 and 3.13, all in this file.
+"""The differences between the bytecode of CPython 3.11 to 3.14, all in this file.
 
 :func:`decode` converts a code object to instructions with the same names for all versions. Caches and ``EXTENDED_ARG``
 are removed, jump targets are indices into the result, names and constants are resolved. A conditional jump converts its
-condition to ``bool``: what 3.13 has for this before the jump is removed. Sources: the ``dis`` module
+condition to ``bool``: what 3.13 and 3.14 have for this before the jump is removed. Sources: the ``dis`` module
 documentation of each version and ``Objects/exception_handling_notes.txt``.
 """
 
@@ -14,7 +14,10 @@ import opcode
 import sys
 import types
 from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+from sidefx_train.compile.common.type_checks import attribute_of
 
 VERSION = sys.version_info[:2]
 
@@ -30,6 +33,9 @@ ATTRIBUTE_MAY_BE_METHOD = VERSION >= (3, 12)
 CLOSE_RETURNS = VERSION >= (3, 13)
 """``generator.close()`` returns the generator's return value."""
 
+UNPACKING_COUNTS = VERSION >= (3, 14)
+"""The error for too many values to unpack says how many a list, tuple or dict has."""
+
 INTRINSICS_PUSH = VERSION >= (3, 12)
 """``import *`` and printing an expression are intrinsics, which push a result."""
 
@@ -38,6 +44,34 @@ NULL_IS_UPPER = VERSION >= (3, 13)
 
 FOR_ITER_SKIP = {(3, 11): 0, (3, 12): 1, (3, 13): 2}.get(VERSION, 2)
 """Number of instructions after a loop to skip when its iterator is exhausted (``END_FOR``, ``POP_TOP``)."""
+
+FOR_ITER_END = ("END_FOR", "POP_ITER" if VERSION >= (3, 14) else "POP_TOP")[:FOR_ITER_SKIP]
+"""Those instructions."""
+
+ENTERS_BY_CALL = VERSION >= (3, 14)
+"""A ``with`` statement looks up two methods and calls ``__enter__`` by ``CALL``; before, one instruction did all."""
+
+ENTRIES_OF_EXIT = 2 if ENTERS_BY_CALL else 1
+"""Number of stack entries in which ``__exit__`` lies in a ``with`` statement."""
+
+ALWAYS_HAS_KEYWORDS = VERSION >= (3, 14)
+"""``CALL_FUNCTION_EX`` takes an entry for keyword arguments from the stack, which is empty if there are none."""
+
+SUBSCRIPT_IS_BINARY_OP = VERSION >= (3, 14)
+"""``BINARY_OP`` reads an item; before, ``BINARY_SUBSCR`` did."""
+
+DOCSTRING_HAS_FLAG = VERSION >= (3, 14)
+"""The first constant is the docstring if a flag of the code says so; before, if it is a string."""
+
+
+def _annotate_is_named() -> bool:
+    space: dict[str, Any] = {}
+    exec(compile("def fn(value: int): pass", "<annotations>", "exec", dont_inherit=True), space)
+    return attribute_of(attribute_of(space["fn"], "__annotate__"), "__qualname__") == "fn.__annotate__"
+
+
+ANNOTATE_IS_NAMED = _annotate_is_named()
+"""What computes the annotations of a function is named after it: not in the first releases of 3.14."""
 
 COMPARE_SHIFT = {(3, 11): 0, (3, 12): 4}.get(VERSION, 5)
 COMPARE_NAMES = {"<": "lt", "<=": "le", "==": "eq", "!=": "ne", ">": "gt", ">=": "ge"}
@@ -49,6 +83,11 @@ BINARY_NAMES = {
 _NOPS = frozenset({"NOP", "RESUME", "PRECALL", "RESUME_CHECK", "NOT_TAKEN"})
 _RENAMED = {
     "LOAD_FAST_CHECK": "LOAD_FAST",
+    "LOAD_FAST_BORROW": "LOAD_FAST",
+    "LOAD_FAST_BORROW_LOAD_FAST_BORROW": "LOAD_FAST_LOAD_FAST",
+    "LOAD_SMALL_INT": "LOAD_CONST",
+    "LOAD_COMMON_CONSTANT": "LOAD_CONST",
+    "POP_ITER": "POP_TOP",
     "JUMP_BACKWARD": "JUMP",
     "JUMP_FORWARD": "JUMP",
     "JUMP_BACKWARD_NO_INTERRUPT": "JUMP",
@@ -92,9 +131,13 @@ _NAMED = frozenset(
         "IMPORT_NAME", "IMPORT_FROM", "LOAD_FROM_DICT_OR_GLOBALS", "LOAD_METHOD",
     }
 )  # fmt: skip
+_PAIRS = frozenset(
+    {"LOAD_FAST_LOAD_FAST", "LOAD_FAST_BORROW_LOAD_FAST_BORROW", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST"}
+)
 JUMPS_ON_TRUTH = frozenset({"POP_JUMP_IF_FALSE", "POP_JUMP_IF_TRUE"})
 _JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
 _EXTENDED_ARG = dis.opmap["EXTENDED_ARG"]
+_HAS_DOCSTRING = 0x4000000
 
 
 class Instruction:
@@ -219,13 +262,23 @@ def _common(code: types.CodeType, name: str, arg: int, offset: int, target: int)
     elif name == "COMPARE_OP":
         value = COMPARE_NAMES[dis.cmp_op[arg >> COMPARE_SHIFT]]
         arg = 1 if VERSION >= (3, 13) and arg & 16 else 0  # its result is converted to bool
+    elif name == "LOAD_SMALL_INT":
+        value = arg
+    elif name == "LOAD_COMMON_CONSTANT":
+        value = dis._common_constants[arg]  # type: ignore[attr-defined]
+    elif name == "LOAD_SPECIAL":
+        value = dis._special_method_names[arg]  # type: ignore[attr-defined]
+    elif name == "CALL_FUNCTION_EX" and ALWAYS_HAS_KEYWORDS:
+        arg = 1
+    elif name == "BINARY_OP" and opcode._nb_ops[arg][1] == "[]":  # type: ignore[attr-defined]
+        name = "BINARY_SUBSCR"
     elif name == "BINARY_OP":
         symbol = opcode._nb_ops[arg][1]  # type: ignore[attr-defined]
         inplace = symbol.endswith("=")
         base = BINARY_NAMES[symbol[:-1] if inplace else symbol]
         value = "i" + base.rstrip("_") if inplace else base
         arg = int(inplace)
-    elif name in ("LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST"):
+    elif name in _PAIRS:
         value = arg & 15
         arg >>= 4
     elif name == "CALL_INTRINSIC_1":
@@ -233,6 +286,23 @@ def _common(code: types.CodeType, name: str, arg: int, offset: int, target: int)
     elif name == "CALL_INTRINSIC_2":
         name = _INTRINSIC_2.get(dis._intrinsic_2_descs[arg], "INVALID")  # type: ignore[attr-defined]
     return Instruction(_RENAMED.get(name, name), arg, value, offset, target)
+
+
+def entered_contexts(instructions: Sequence[Instruction]) -> Iterator[tuple[int, int]]:
+    """Yields for each ``with`` statement the index of the instruction that calls ``__enter__``, and the number of stack
+    entries that belong to the context before it."""
+    for index, instr in enumerate(instructions):
+        if instr.name == "BEFORE_WITH":
+            yield index, 1
+        elif instr.name == "LOAD_SPECIAL" and instr.value == "__enter__":
+            yield index + 1, 4
+
+
+def docstring(code: types.CodeType) -> str | None:
+    """Returns the docstring of a function created from ``code``."""
+    first = code.co_consts[0] if code.co_consts else None
+    has = code.co_flags & _HAS_DOCSTRING if DOCSTRING_HAS_FLAG else type(first) is str
+    return first if has else None
 
 
 def exception_table(code: types.CodeType) -> list[tuple[int, int, int, int, bool]]:

@@ -35,7 +35,7 @@ class CodeInfo:
     def __init__(self, code: types.CodeType, gone: Callable[[Any], object] | None = None) -> None:
         self._code = weakref.ref(code, gone)
         self.instructions: list[Instruction] = bytecode_versions.decode(code)
-        self.has_with = any(instr.name == "BEFORE_WITH" for instr in self.instructions)
+        self.has_with = any(bytecode_versions.entered_contexts(self.instructions))
         self.slots = bytecode_versions.slot_names(code)
         first, total = code.co_posonlyargcount, code.co_argcount + code.co_kwonlyargcount
         self.arguments = {code.co_varnames[i]: i for i in range(first, total)}

@@ -29,6 +29,7 @@ from sidefx_train.errors import Unsupported
 _ENDS = frozenset({"RAISE_VARARGS", "RERAISE", "RETURN_VALUE", "RETURN_CONST"})
 JUMPS = {"POP_JUMP_IF_FALSE": False, "POP_JUMP_IF_TRUE": True}
 """Jumps on a condition, with the truth for which they jump."""
+_PUSH_RESULT = frozenset({"FOR_ITER", "WITH_EXCEPT_START"})
 _PUSH_WHAT_THEY_FIND = frozenset({"LOAD_FAST_AND_CLEAR", "SEND"})
 
 
@@ -91,6 +92,8 @@ def bridge(layout: Layout, entered: bool, bound_after: Callable[[int], tuple[str
         after: tuple[bool, ...] = (*nulls, False)
     elif unit.name == "LOAD_SUPER_ATTR" or instr.name == "LOAD_METHOD":
         group, after = _plain_attribute(unit, nulls)
+    elif unit.name == "LOAD_SPECIAL":
+        group, after = _bound_special_method(unit), (*nulls[:-1], False, True)
     else:
         given = (False, False) if index in body.super_calls else ()
         after = _stack_after(unit, (*nulls, *given), jump=False)
@@ -104,7 +107,7 @@ def bridge(layout: Layout, entered: bool, bound_after: Callable[[int], tuple[str
         there = bc.Label()
         if unit.name == "FOR_ITER":
             nulls_on_stack = nulls[:-1]
-            skip = [bc.Instr(n, location=location) for n in ("END_FOR", "POP_TOP")[: bytecode_versions.FOR_ITER_SKIP]]
+            skip = [bc.Instr(name, location=location) for name in bytecode_versions.FOR_ITER_END]
         else:
             nulls_on_stack, skip = _stack_after(unit, nulls, jump=True), []
         tail = [there, *skip, *landing(instr.target, nulls_on_stack)]
@@ -205,10 +208,25 @@ def _plain_attribute(unit: bc.Instr, nulls: tuple[bool, ...]) -> tuple[list[bc.I
     return [load, null, bc.Instr("SWAP", 2, location=location)], (*nulls[:-1], True, False)
 
 
+def _bound_special_method(unit: bc.Instr) -> list[bc.Instr]:
+    """Replaces the lookup of a context's method, which pushes the method and its object or an empty entry, by one whose
+    second entry is always empty."""
+    location = unit.location
+    bind = bc.Instr("LOAD_CONST", _bind, location=location)  # type: ignore[arg-type]
+    numbered = (("SWAP", 3), ("CALL", 1))
+    call = [bc.Instr(name, number, location=location) for name, number in numbered]
+    return [unit.copy(), bind, *call, bc.Instr("PUSH_NULL", location=location)]
+
+
+def _bind(*found: Any) -> Any:
+    """Returns the method from ``(method)`` or ``(object, method)``."""
+    return found[0] if len(found) == 1 else types.MethodType(found[1], found[0])
+
+
 def _stack_after(unit: bc.Instr, nulls: tuple[bool, ...], jump: bool) -> tuple[bool, ...]:
     if unit.name in CALLS:
         popped, pushed = operand_count(unit), 1
-    elif unit.name == "FOR_ITER":
+    elif unit.name in _PUSH_RESULT:
         popped, pushed = 0, 1
     elif unit.name == "PUSH_NULL":
         return (*nulls, True)

@@ -13,7 +13,11 @@ from typing import Any
 
 import bytecode as bc
 
-from sidefx_train.compile.capture.interpreter.bytecode_versions import JUMPS_ON_TRUTH
+from sidefx_train.compile.capture.interpreter.bytecode_versions import (
+    ALWAYS_HAS_KEYWORDS,
+    JUMPS_ON_TRUTH,
+    SUBSCRIPT_IS_BINARY_OP,
+)
 from sidefx_train.compile.capture.interpreter.dispatch import code_info
 from sidefx_train.compile.capture.resume.exception_stack import stack_levels
 from sidefx_train.compile.capture.resume.liveness import super_calls
@@ -85,6 +89,9 @@ class Body:
             raise Unsupported("SFX111", "cannot continue a generator in the middle")
         if not code.co_flags & inspect.CO_OPTIMIZED:
             raise Unsupported("SFX111", "cannot continue a class body in the middle")
+        instructions = code_info(code).instructions
+        if any(instr.name == "BUILD_INTERPOLATION" for instr in instructions):  # ``bytecode`` 0.19.1 misreads it
+            raise Unsupported("SFX111", "cannot continue a function with a template string in the middle")
         self.code = code
         self.items: list[Any] = []
         self.units: list[bc.Instr] = []
@@ -121,7 +128,6 @@ class Body:
                             raise Unsupported("SFX111", "cannot continue a comprehension with its own cell")
                         continue
             self.items.append(item)
-        instructions = code_info(code).instructions
         if len(instructions) != len(self.units):
             raise Unsupported("SFX204", f"{len(self.units)} instructions read as {len(instructions)}")
         for i, covering in self.tries.items():
@@ -188,7 +194,7 @@ def prelude(layout: Layout, location: Any, keep_cells: bool) -> list[Any]:
         made.append(bc.Instr("LOAD_FAST", STATE, location=location))
         for position in path:
             made.append(bc.Instr("LOAD_CONST", position, location=location))
-            made.append(bc.Instr("BINARY_SUBSCR", location=location))
+            made.append(_item_of(location))
 
     for i, name in enumerate(layout.cells):
         item(0, i)
@@ -213,6 +219,12 @@ def prelude(layout: Layout, location: Any, keep_cells: bool) -> list[Any]:
         made.append(bc.Instr("DELETE_SUBSCR", location=location))
     made.append(bc.Instr("STORE_FAST" if keep_cells else "DELETE_FAST", STATE, location=location))
     return made
+
+
+def _item_of(location: Any) -> bc.Instr:
+    if SUBSCRIPT_IS_BINARY_OP:
+        return bc.Instr("BINARY_OP", bc.BinaryOp.SUBSCR, location=location)
+    return bc.Instr("BINARY_SUBSCR", location=location)
 
 
 def assemble(layout: Layout, body: Body, items: list[Any], arguments: list[str]) -> types.CodeType:
@@ -248,5 +260,7 @@ def _store_cells(code: types.CodeType, count: int) -> types.CodeType:
 def operand_count(call: bc.Instr) -> int:
     """Returns the number of stack entries that a call pops."""
     arg = call.arg
+    if call.name == "CALL_FUNCTION_EX" and ALWAYS_HAS_KEYWORDS:
+        return 4
     assert isinstance(arg, int), "a call has a number of arguments"
     return {"CALL": arg + 2, "CALL_KW": arg + 3, "CALL_FUNCTION_EX": 3 + (arg & 1)}[call.name]

@@ -11,7 +11,6 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from sidefx_train.compile.capture.interpreter import bytecode_versions
@@ -221,7 +220,10 @@ def bound_at_end(
 def _base(code: types.CodeType, depths: list[int], index: int) -> int:
     """Returns the stack depth between the statements of the block in which an instruction lies."""
     instructions = code_info(code).instructions
-    loops = [i for i, instr in enumerate(instructions) if instr.name == "FOR_ITER" and i < index < instr.target]
+    around = [i for i, instr in enumerate(instructions) if instr.name == "FOR_ITER" and i < index < instr.target]
+    loops = [
+        i for i in around if instructions[i + 1].name not in JUMPS
+    ]  # others are what 3.14 makes of ``any`` and ``all``
     base = 0
     for position in sorted([*loops, *(block.entry + 1 for block in enclosing(code, index))]):
         if depths[position] != base + 1:  # the loop of a comprehension
@@ -287,23 +289,30 @@ def _call_only(
     instructions: list[Instruction], space: Mapping[str, Any], may_call: Callable[[Any], bool], methods: Set[str]
 ) -> bool:
     owner: Any = None
-    neighbours = instructions[1:] if bytecode_versions.NULL_IS_UPPER else [None, *instructions]
-    for neighbour, instr in zip_longest(neighbours[: len(instructions)], instructions):
+    nulls = _nulls_of_callables(instructions)
+    beside = 1 if bytecode_versions.NULL_IS_UPPER else -1
+    for i, instr in enumerate(instructions):
         name, value = instr.name, instr.value
         found: Any = None
         if name in _LOADS_GLOBAL:
             found = _global(space, value)
         elif name in _LOADS_ATTRIBUTE and safe_isinstance(owner, types.ModuleType):
             found = vars(owner).get(value)
-        elif (name == "LOAD_METHOD" and value not in methods) or (
-            name in _LOADS_VARIABLE and neighbour is not None and neighbour.name == "PUSH_NULL"
-        ):
+        elif (name == "LOAD_METHOD" and value not in methods) or (name in _LOADS_VARIABLE and i + beside in nulls):
             return False
         inner = code_info(value).instructions if isinstance(value, types.CodeType) else []
         if not _call_only(inner, space, may_call, methods) or (callable(found) and not may_call(found)):
             return False
         owner = found
     return True
+
+
+def _nulls_of_callables(instructions: list[Instruction]) -> set[int]:
+    """Returns the indices of instructions that push the empty one of a call's two callable slots."""
+    nulls = {i for i, instr in enumerate(instructions) if instr.name == "PUSH_NULL"}
+    if not bytecode_versions.ALWAYS_HAS_KEYWORDS:
+        return nulls
+    return nulls - {i - 1 for i, instr in enumerate(instructions) if instr.name == "CALL_FUNCTION_EX"}
 
 
 def _global(space: Mapping[str, Any], name: str) -> Any:

@@ -10,7 +10,7 @@ import types
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
-from sidefx_train.compile.capture.interpreter.bytecode_versions import Instruction
+from sidefx_train.compile.capture.interpreter.bytecode_versions import ENTRIES_OF_EXIT, Instruction, entered_contexts
 from sidefx_train.compile.capture.interpreter.dispatch import code_info
 from sidefx_train.compile.capture.resume.frame_layout import Body
 from sidefx_train.compile.capture.resume.liveness import own_effect
@@ -110,19 +110,20 @@ def _blocks(code: types.CodeType) -> Iterator[WithBlock]:
         return
     instructions = code_info(code).instructions
     depths = [-1 if level is None else level[0] for level in levels]
-    for entry, instr in enumerate(instructions):
-        if instr.name == "BEFORE_WITH" and depths[entry] > 0:
-            block = _block(instructions, depths, entry)
+    for entry, taken in entered_contexts(instructions):
+        if depths[entry] >= taken:
+            block = _block(instructions, depths, entry, depths[entry] - taken)
             if block is not None:
                 yield block
 
 
-def _block(instructions: list[Instruction], depths: list[int], entry: int) -> WithBlock | None:
-    """Returns the statement whose context is entered at an instruction; ``None`` if it is left in an unknown way."""
-    depth = depths[entry]  # with the context, in whose place its ``__exit__`` is then
-    start = next((i for i in range(entry - 1, -1, -1) if depths[i] < depth), None)
-    if start is None or depths[start] != depth - 1:
+def _block(instructions: list[Instruction], depths: list[int], entry: int, depth: int) -> WithBlock | None:
+    """Returns the statement whose context is entered at an instruction, with the stack depth around it; ``None`` if it
+    is left in an unknown way."""
+    start = next((i for i in range(entry - 1, -1, -1) if depths[i] <= depth), None)
+    if start is None or depths[start] != depth:
         return None
+    inner = depth + ENTRIES_OF_EXIT
     body: set[int] = set()
     exits: set[int] = set()
     waiting = [entry + 1]
@@ -133,9 +134,13 @@ def _block(instructions: list[Instruction], depths: list[int], entry: int) -> Wi
         body.add(index)
         for after, raised in following(instructions, index):
             handler = instructions[index].handler
-            if raised and handler is not None and (handler[1] < depth or _is_exit(instructions, after, depth, handler)):
+            if (
+                raised
+                and handler is not None
+                and (handler[1] <= depth or _is_exit(instructions, after, inner, handler))
+            ):
                 continue
-            if depths[after] >= depth:
+            if depths[after] > depth:
                 waiting.append(after)
             elif after == index + 1 and instructions[index].name == "POP_TOP" and not raised:
                 exits.add(index)

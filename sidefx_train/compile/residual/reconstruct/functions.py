@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import functools
+import gc
 import types
 from typing import Any
 
+from sidefx_train.compile.capture.interpreter.bytecode_versions import docstring
 from sidefx_train.compile.capture.interpreter.generators import InterpretedGenerator
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.plain_values import instance_dict_of_plain
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.source_literals import is_name
-from sidefx_train.compile.common.type_checks import attribute_of, bound, descriptor_of, safe_isinstance
+from sidefx_train.compile.common.type_checks import attribute_of, bound, descriptor_of
 from sidefx_train.compile.residual.reconstruct.attributes import fill_attributes
 from sidefx_train.compile.residual.reconstruct.reconstruction import Reconstruction
 
-_COPIED = frozenset({"__module__", "__name__", "__qualname__", "__doc__", "__dict__", "__wrapped__", "__annotations__"})
+_COPIED = frozenset(
+    {"__module__", "__name__", "__qualname__", "__doc__", "__dict__", "__wrapped__", "__annotations__", "__annotate__"}
+)
 """Attributes that a static or class method copies from its function when it is created."""
 
 
@@ -35,7 +39,7 @@ def new_function(rebuilder: Reconstruction, value: types.FunctionType) -> str:
 
 
 def _fill_function(rebuilder: Reconstruction, name: str, value: types.FunctionType) -> None:
-    for field in ("__kwdefaults__", "__annotations__"):
+    for field in ("__kwdefaults__", _annotations_field(value)):
         if getattr(value, field):
             rebuilder.write(f"{name}.{field} = {rebuilder.expression(getattr(value, field))}")
     for field in ("__doc__", "__qualname__", "__module__"):
@@ -43,6 +47,15 @@ def _fill_function(rebuilder: Reconstruction, name: str, value: types.FunctionTy
             rebuilder.write(f"{name}.{field} = {rebuilder.expression(getattr(value, field))}")
     for key, item in vars(value).items():
         rebuilder.write(f"{name}.__dict__[{rebuilder.constant(key)}] = {rebuilder.expression(item)}")
+
+
+def _annotations_field(fn: types.FunctionType) -> str:
+    """Returns the field that has the annotations: from 3.14 on, what computes them, until they are read."""
+    if attribute_of(fn, "__annotate__") is None:
+        return "__annotations__"
+    known = {id(fn.__globals__), id(attribute_of(fn, "__builtins__")), id(fn.__kwdefaults__), id(fn.__dict__)}
+    computed = any(type(held) is dict and id(held) not in known for held in gc.get_referents(fn))
+    return "__annotations__" if computed else "__annotate__"
 
 
 def _namespace(rebuilder: Reconstruction, fn: types.FunctionType) -> str:
@@ -170,5 +183,4 @@ def _given(fn: types.FunctionType, field: str) -> Any:
         return fn.__code__.co_qualname
     if field == "__module__":
         return fn.__globals__.get("__name__")
-    consts = fn.__code__.co_consts
-    return consts[0] if consts and safe_isinstance(consts[0], str) else None
+    return docstring(fn.__code__)

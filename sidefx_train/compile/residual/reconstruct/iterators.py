@@ -17,6 +17,7 @@ from sidefx_train.compile.capture.shadows.containers.iterators import (
     walk,
 )
 from sidefx_train.compile.common.plain_values import is_plain
+from sidefx_train.compile.common.positioned_iterators import is_reducible
 from sidefx_train.compile.common.thread_warnings import no_warnings
 from sidefx_train.compile.common.type_checks import safe_isinstance
 from sidefx_train.compile.residual.reconstruct.reconstruction import Reconstruction
@@ -26,6 +27,8 @@ def iterator(rebuilder: Reconstruction, value: Any) -> str:
     """Returns a C iterator over its containers, at its position."""
     if type(value) in VIEWS:
         return rebuilder.remember(value, _walk(rebuilder, value))
+    if not is_reducible(type(value)):
+        rebuilder.refuse("SFX111", f"this Python cannot copy an itertools.{type(value).__name__} at its position")
     with no_warnings():  # of itertools, since Python 3.12
         made, arguments, *state = value.__reduce__()
     with rebuilder.reading():

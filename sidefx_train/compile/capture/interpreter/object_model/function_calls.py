@@ -186,7 +186,21 @@ def call_partial(interp: InterpreterAPI, fn: Any, args: tuple[Any, ...], kwargs:
 
     keywords = load(fn, "keywords")
     merged = {**{name: interp.getitem(keywords, name) for name in interp.iterate(keywords)}, **kwargs}
-    return interp.call(load(fn, "func"), (*interp.iterate(load(fn, "args")), *args), merged)
+    return interp.call(load(fn, "func"), _filled(interp.iterate(load(fn, "args")), args), merged)
+
+
+_PLACEHOLDER = getattr(functools, "Placeholder", ABSENT)
+"""Stands for an argument of the call among those of a partial; from Python 3.14 on."""
+
+
+def _filled(held: list[Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns the positional arguments of a partial's function: those of a call take the places left for them."""
+    count = sum(value is _PLACEHOLDER for value in held)
+    if len(args) < count:
+        missing = f"expected at least {count}, got {len(args)}"
+        raise TypeError(f"missing positional arguments in 'partial' call; {missing}")
+    rest = iter(args)
+    return (*(next(rest) if value is _PLACEHOLDER else value for value in held), *rest)
 
 
 GETTERS = (operator.attrgetter, operator.itemgetter, operator.methodcaller)

@@ -8,6 +8,7 @@ import typing
 from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.interpreter.builtins.mappings import for_mapping
+from sidefx_train.compile.capture.interpreter.bytecode_versions import ANNOTATE_IS_NAMED
 from sidefx_train.compile.capture.interpreter.frame import NULL, Frame
 from sidefx_train.compile.capture.interpreter.object_model import attributes, iteration
 from sidefx_train.compile.common.sentinels import ABSENT, transparent
@@ -64,7 +65,8 @@ def call_kw(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
 
 @transparent
 def call_function_ex(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
-    kwargs = frame.pop() if instr.arg & 1 else {}
+    kwargs = frame.pop() if instr.arg & 1 else NULL
+    kwargs = {} if kwargs is NULL else kwargs
     args = frame.pop()
     second = frame.pop()
     first = frame.stack[-1] if frame.stack else NULL
@@ -127,7 +129,7 @@ def _annotations(pairs: Any) -> dict[str, Any]:
 
 
 def make_plain_function(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
-    """3.13: creates a function without defaults; ``SET_FUNCTION_ATTRIBUTE`` adds the rest."""
+    """3.13 and later: creates a function without defaults; ``SET_FUNCTION_ATTRIBUTE`` adds the rest."""
     code = frame.pop()
     if code.co_freevars:
         frame.push(Pending(code))
@@ -170,6 +172,10 @@ def _set_attribute(function: types.FunctionType, flag: int, value: Any) -> None:
         function.__kwdefaults__ = value
     elif flag == 4:
         function.__annotations__ = _annotations(value)
+    elif flag == 16:
+        if ANNOTATE_IS_NAMED:
+            value.__qualname__ = f"{function.__qualname__}.__annotate__"
+        function.__annotate__ = value  # type: ignore[attr-defined]
 
 
 def load_build_class(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:

@@ -1,11 +1,14 @@
-"""Building and unpacking containers, comprehensions, f-strings."""
+"""Building and unpacking containers, comprehensions, f-strings and template strings."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.interpreter.builtins.mappings import for_mapping, is_read_by_keys, pairs_of
+from sidefx_train.compile.capture.interpreter.bytecode_versions import UNPACKING_COUNTS
 from sidefx_train.compile.capture.interpreter.frame import NULL, Frame
 from sidefx_train.compile.capture.interpreter.object_model import formatting, iteration, operators
 from sidefx_train.compile.capture.interpreter.object_model.attributes import is_static
@@ -160,7 +163,8 @@ def unpack_sequence(interp: InterpreterAPI, frame: Frame, instr: Instruction) ->
 
 
 def _too_many(source: Any, count: int) -> str:
-    return f"too many values to unpack (expected {count})"
+    got = f", got {len(source)}" if UNPACKING_COUNTS and type(source) in (list, tuple, dict) else ""
+    return f"too many values to unpack (expected {count}{got})"
 
 
 def _unpackable(interp: InterpreterAPI, source: Any) -> Any:
@@ -189,7 +193,9 @@ def unpack_ex(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     frame.stack.extend(reversed([*items, rest, *tail]))
 
 
-# f-strings.
+# f-strings and template strings.
+
+_TEMPLATES = "string.templatelib"
 
 _CONVERSIONS = {1: formatting.to_str, 2: formatting.to_repr, 3: formatting.to_ascii}
 
@@ -218,6 +224,20 @@ def format_with_spec(interp: InterpreterAPI, frame: Frame, instr: Instruction) -
     frame.stack[-1] = formatting.to_format(interp, frame.stack[-1], spec)
 
 
+def build_interpolation(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
+    """3.14: one replacement field of a template string."""
+    spec = frame.pop() if instr.arg & 1 else ""
+    value, expression = frame.take(2)
+    conversion = (None, "s", "r", "a")[instr.arg >> 2]
+    frame.push(importlib.import_module(_TEMPLATES).Interpolation(value, expression, conversion, spec))
+
+
+def build_template(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
+    strings, fields = frame.take(2)
+    parts = [part for pair in zip_longest(strings, fields) for part in pair]
+    frame.push(importlib.import_module(_TEMPLATES).Template(*parts[:-1]))
+
+
 def build_string(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
     frame.push(formatting.build_string(interp, tuple(frame.take(instr.arg))))
 
@@ -244,4 +264,6 @@ TABLE: dict[str, Any] = {
     "FORMAT_SIMPLE": format_simple,
     "FORMAT_WITH_SPEC": format_with_spec,
     "BUILD_STRING": build_string,
+    "BUILD_INTERPOLATION": build_interpolation,
+    "BUILD_TEMPLATE": build_template,
 }

@@ -6,8 +6,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from sidefx_train.compile.capture.interpreter import exceptions
-from sidefx_train.compile.capture.interpreter.bytecode_versions import INTRINSICS_PUSH
-from sidefx_train.compile.capture.interpreter.frame import Frame
+from sidefx_train.compile.capture.interpreter.bytecode_versions import ENTRIES_OF_EXIT, INTRINSICS_PUSH
+from sidefx_train.compile.capture.interpreter.frame import NULL, Frame
 from sidefx_train.compile.capture.interpreter.object_model import attributes, iteration
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance, set_field
@@ -173,8 +173,28 @@ def before_with(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> Non
     frame.push(interp.call(attributes.bind(interp, enter, manager, kind), (), {}))
 
 
+def load_special(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
+    """3.14: looks up a method that a ``with`` statement calls."""
+    manager, name = frame.pop(), instr.value
+    kind = interp.type_of(manager)
+    method = interp.world.class_attr(kind, name)
+    if method is ABSENT:
+        raise TypeError(_misses(interp, kind, name))
+    frame.push(attributes.bind(interp, method, manager, kind))
+    frame.push(NULL)
+
+
+def _misses(interp: InterpreterAPI, kind: type, name: str) -> str:
+    shown = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    text = f"{shown!r} object does not support the context manager protocol (missed {name} method)"
+    asynchronous = name.replace("__", "__a", 1)
+    if interp.world.class_attr(kind, asynchronous) is ABSENT:
+        return text
+    return f"{text} but it supports the asynchronous context manager protocol. Did you mean to use 'async with'?"
+
+
 def with_except_start(interp: InterpreterAPI, frame: Frame, instr: Instruction) -> None:
-    leave, error = frame.stack[-4], frame.stack[-1]
+    leave, error = frame.stack[-3 - ENTRIES_OF_EXIT], frame.stack[-1]
     frame.push(interp.call(leave, (type(error), error, error.__traceback__), {}))
 
 
@@ -204,6 +224,7 @@ TABLE: dict[str, Any] = {
     "PREP_RERAISE_STAR": prep_reraise_star,
     "STOPITERATION_ERROR": stopiteration_error,
     "BEFORE_WITH": before_with,
+    "LOAD_SPECIAL": load_special,
     "WITH_EXCEPT_START": with_except_start,
     "CLEANUP_THROW": cleanup_throw,
     "PRINT_EXPR": print_expr,

@@ -25,7 +25,7 @@ import torch
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.interpreter.generator_finalizers import HOLDERS, ClosingStandIn, has_pending_finally
 from sidefx_train.compile.capture.shadows.records import Record
-from sidefx_train.compile.common.positioned_iterators import TYPES, WRAPPERS
+from sidefx_train.compile.common.positioned_iterators import TYPES, WRAPPERS, is_reducible
 from sidefx_train.compile.common.sentinels import NATIVE_CODE
 from sidefx_train.compile.common.thread_warnings import no_warnings
 from sidefx_train.compile.common.type_checks import safe_isinstance
@@ -226,9 +226,11 @@ def position(iterator: Any) -> int | None:
 
 
 def place_of(iterator: Any) -> Any:
-    """Returns a value that is another one once an iterator of C has given an item."""
+    """Returns a value that is another one once an iterator of C has given an item; always another if it is unknown."""
     if type(iterator) in VIEWS:
         return left_over(iterator)
+    if not is_reducible(type(iterator)):
+        return object()
     with no_warnings():  # of itertools, since Python 3.12
         _, *state = iterator.__reduce__()
     return tuple(map(_place_in, state))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import _warnings
 import contextvars
 import functools
 import sys
@@ -221,6 +222,12 @@ def _get(variable: contextvars.ContextVar[Any]) -> Any:
     return variable.get(ABSENT)
 
 
+WARNINGS_LOCK: tuple[Any, ...] = tuple(
+    vars(_warnings)[name] for name in ("_acquire_lock", "_release_lock") if hasattr(_warnings, name)
+)
+"""Functions of C that acquire and release the lock of :mod:`warnings`; from Python 3.14 on."""
+
+
 class Locks:
     """Locks that the step acquires and releases: a step runs in one thread, so they are only counted.
 
@@ -231,6 +238,7 @@ class Locks:
         self.world = world
         self._counts: dict[int, tuple[Any, int, int]] = {}
         """Lock, number of acquisitions at entry, and now."""
+        self._of_warnings = 0
 
     def call(self, name: str, lock: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a method of a lock."""
@@ -259,6 +267,12 @@ class Locks:
             method = type(lock).acquire if now > before else type(lock).release
             for _ in range(abs(now - before)):
                 self.world.defer(method, (lock,), {})
+        for _ in range(abs(self._of_warnings)):
+            self.world.defer(WARNINGS_LOCK[0 if self._of_warnings > 0 else 1], (), {})
+
+    def count_of_warnings(self, change: int) -> None:
+        """Counts an acquisition or release of the lock of ``warnings``: a capture that stops would not release it."""
+        self._of_warnings += change
 
     def _taken(self, lock: Any) -> int:
         known = self._counts.get(id(lock))

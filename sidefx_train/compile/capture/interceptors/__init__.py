@@ -8,9 +8,7 @@ from sidefx_train.compile.capture.interceptors import operator_registration as o
 from sidefx_train.compile.capture.interceptors import parameters as parameters
 from sidefx_train.compile.capture.interceptors import process_constants as process_constants
 from sidefx_train.compile.capture.interceptors import python_functions as python_functions
-from sidefx_train.compile.capture.interceptors import random_numbers as random_numbers
 from sidefx_train.compile.capture.interceptors import ranges as ranges
-from sidefx_train.compile.capture.interceptors import rng_state as rng_state
 from sidefx_train.compile.capture.interceptors import schedulers as schedulers
 from sidefx_train.compile.capture.interceptors import script_functions as script_functions
 from sidefx_train.compile.capture.interceptors import torch_modes as torch_modes
@@ -28,6 +26,8 @@ from sidefx_train.compile.capture.interceptors.nn import pooling as pooling
 from sidefx_train.compile.capture.interceptors.nn import probabilities as probabilities
 from sidefx_train.compile.capture.interceptors.nn import recurrent_layers as recurrent_layers
 from sidefx_train.compile.capture.interceptors.nn import sparse_embedding as sparse_embedding
+from sidefx_train.compile.capture.interceptors.random import random_numbers as random_numbers
+from sidefx_train.compile.capture.interceptors.random import rng_state as rng_state
 from sidefx_train.compile.capture.interceptors.tensors import comparisons as comparisons
 from sidefx_train.compile.capture.interceptors.tensors import diagonals as diagonals
 from sidefx_train.compile.capture.interceptors.tensors import integer_options as integer_options

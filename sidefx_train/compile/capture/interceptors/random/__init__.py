@@ -1,0 +1,1 @@
+"""Random generators: what they draw, and their states."""

@@ -23,6 +23,9 @@ _EQUAL_STOPS = 4
 """Number of captures that stopped at one line until the next ones are tried more and more seldom: another value of what
 they read has not helped."""
 
+_MOST_LEFT_OUT = 4096
+"""Largest number of calls between two of those: a capture may take as long as hundreds of eager steps."""
+
 _HELD = 32
 """Number of calls in a row that would repeat a failed capture, after which it is asked more and more seldom whether one
 would: the guards may take a noticeable part of a small step."""
@@ -72,7 +75,7 @@ class CaptureLimits:
             latest = self.stops[-1] if self.stops else None
             same = latest is not None and (latest.code, latest.location) == (stop.code, stop.location)
             self._equal_stops = self._equal_stops + 1 if same else 1
-            self._left_out = min(2 ** max(self._equal_stops - _EQUAL_STOPS, 0), _LONGEST_PAUSE) - 1
+            self._left_out = min(2 ** max(self._equal_stops - _EQUAL_STOPS, 0), _MOST_LEFT_OUT) - 1
         self.stops.append(stop)
 
     def end_equal_stops(self) -> None:

@@ -430,6 +430,7 @@ ENDLESS = [
 
 
 @pytest.mark.parametrize("loop", ENDLESS, ids=lambda loop: loop.__name__)
+@pytest.mark.every(2)
 def test_the_capture_of_a_loop_has_an_end(loop):
     """The usual side of the only branch that ends a loop is to go on."""
 
@@ -454,6 +455,7 @@ def test_the_capture_of_a_loop_has_an_end(loop):
 
 
 @pytest.mark.parametrize("named", [False, True])
+@pytest.mark.every(2)
 def test_a_test_of_many_parameters_is_assumed_for_each(named):
     """The loop over them ends otherwise, also in a generator."""
 

@@ -267,6 +267,7 @@ def _check_course(program: Callable[[], tuple[Any, Any]]) -> None:
 
 @pytest.mark.parametrize("make", [weakref.WeakSet, weakref.WeakKeyDictionary, weakref.WeakValueDictionary])
 @pytest.mark.parametrize("where", ["list", "dict", "attribute"])
+@pytest.mark.every(2)
 def test_what_is_taken_from_outside_is_missed(make: Any, where: str) -> None:
     """An object that only an outside container holds is freed where the step removes it."""
 
@@ -304,6 +305,7 @@ def test_what_is_taken_from_outside_is_missed(make: Any, where: str) -> None:
 
 @pytest.mark.parametrize("kind", [started, lambda log, name: Finalized(log)], ids=["generator", "object"])
 @pytest.mark.parametrize("where", ["list", "attribute", "dict"])
+@pytest.mark.every(2)
 def test_an_outside_object_is_finalized_in_the_step(kind: Any, where: str) -> None:
     def program() -> Any:
         lines: list[Any] = []
@@ -376,6 +378,7 @@ def _observe(how: str, made: Any, seen: list[Any]) -> Any:
 
 @pytest.mark.parametrize("how", ["callback", "finalize"])
 @pytest.mark.parametrize("where", ["list", "deque", "attribute", "dict", "changing index"])
+@pytest.mark.every(2)
 def test_a_callback_shows_that_an_outside_object_is_gone(how: str, where: str) -> None:
     def program() -> Any:
         seen: list[Any] = []
@@ -421,6 +424,7 @@ def test_a_callback_shows_that_an_outside_object_is_gone(how: str, where: str) -
 
 @pytest.mark.parametrize("kind", [Thing, lambda: torch.ones(1)], ids=["object", "tensor"])
 @pytest.mark.parametrize("make", [weakref.ref, weakref.proxy, weakref.WeakSet, weakref.WeakKeyDictionary])
+@pytest.mark.every(2)
 def test_a_reference_of_the_step_to_what_it_takes_from_outside(make: Any, kind: Any) -> None:
     def program() -> Any:
         kept = [kind() for _ in range(6)]

@@ -192,6 +192,7 @@ if sys.version_info >= (3, 14):  # comprehensions that are inlined share a varia
 
 
 @pytest.mark.parametrize("fn", FORMS, ids=[fn.__name__ for fn in FORMS])
+@pytest.mark.every(2)
 def test_missing_items_differ_at_every_call(fn: Callable[..., torch.Tensor]) -> None:
     report = parity(trained(fn, batch_of), steps=20, captures=14, whole=False)
     assert report.replays == 20 and len(report.captures) <= 5
@@ -274,6 +275,7 @@ READS_ALL = {
 
 
 @pytest.mark.parametrize("how", READS_ALL)
+@pytest.mark.every(2)
 def test_lists_of_other_lengths(how: str) -> None:
     def batch(call: int) -> list[torch.Tensor]:
         generator = torch.Generator().manual_seed(call)

@@ -80,6 +80,7 @@ def test_one_graph_after_a_while(form):
 
 
 @pytest.mark.parametrize("form", [by_number, by_history], ids=lambda form: form.__name__)
+@pytest.mark.every(2)
 def test_inductor(form):
     check(training(form, (14,)), 16, "inductor", fallbacks=1, captures=3 if form is by_history else 2)
 
@@ -212,6 +213,7 @@ SPARSE = [by_positions, by_length, by_flat_positions, by_one_hot, by_mask]
 
 
 @pytest.mark.parametrize("form", SPARSE, ids=lambda form: form.__name__)
+@pytest.mark.every(2)
 def test_experts_that_are_always_chosen_are_one_graph(form):
     """An expert that no row has chosen gets no gradient, and the optimizer leaves it out: that call runs eagerly."""
     check(mixture(form, unused=(30,)), 40, fallbacks=1)

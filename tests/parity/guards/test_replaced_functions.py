@@ -181,7 +181,7 @@ def run(replace: Callable[[], Any], backend: str | None) -> list[Any]:
 
 @pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarning")
 @pytest.mark.parametrize("name", REPLACED)
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 def test_replaced_between_calls(name):
     eager = run(REPLACED[name], None)
     captured = run(REPLACED[name], "eager")

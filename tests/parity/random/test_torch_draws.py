@@ -89,7 +89,7 @@ VECTORS = {
 
 
 @pytest.mark.parametrize("draw", VECTORS.values(), ids=VECTORS)
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_layers_dropped_by_a_vector_of_numbers(draw):
     def body(model, x):
         y = model[0](x)

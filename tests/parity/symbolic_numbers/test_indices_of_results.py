@@ -114,6 +114,7 @@ def program(loss_of, size=4):
 
 @pytest.mark.parametrize("loss_of", STEPS, ids=lambda step: step.__name__)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.every(2)
 def test_one_graph(loss_of, backend):
     options = {"rng": "eager"} if backend == "inductor" else {}
     parity(program(loss_of), steps=6, backend=backend, **options)
@@ -206,5 +207,6 @@ def test_a_drawn_slice_is_foretold_where_the_backend_needs_it():
 
 
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.slow
 def test_a_slice_between_numbers_of_the_graph(backend):
     parity(program(a_slice), steps=6, backend=backend)

@@ -299,7 +299,7 @@ TWICE = ("means", "means of volumes", "maxima", "maxima of lines", "maxima of im
 
 @pytest.mark.parametrize("name", TWICE)
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 def test_second_derivatives_of_windows(name, backend):
     def twice(x, k):
         y = WINDOWS[name](x.exp(), k)

@@ -51,7 +51,7 @@ def compare(take, numbers=(3, 5, 20, -2, 0, 8)):
 
 
 @pytest.mark.parametrize("name", TAKES)
-@pytest.mark.covering(1)
+@pytest.mark.every(3)
 def test_the_slice_is_part_of_the_graph(name):
     report = compare(TAKES[name])
     assert not report.breaks, str(report)
@@ -59,5 +59,6 @@ def test_the_slice_is_part_of_the_graph(name):
 
 
 @pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.every(3)
 def test_another_slice_is_a_break(name):
     assert {each.code for each in compare(OTHERS[name], numbers=(3, 5)).breaks} == {"SFX106"}

@@ -240,6 +240,7 @@ def test_padding_mask_from_lengths():
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64], ids=str)
+@pytest.mark.every(2)
 def test_tensor_as_a_size(dtype):
     """Regression: only int64 tensors were read before the graph; a size of another dtype left Inductor no graph."""
 

@@ -43,6 +43,7 @@ def two_optimizers(
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("table", TABLES)
+@pytest.mark.every(2)
 def test_a_step_is_one_graph(table: str, optimizer: str) -> None:
     captures = (2 if optimizer in STATE_OF_FIRST_STEP else 1) + (table == "padding") * 2
     parity(two_optimizers(TABLES[table], OPTIMIZERS[optimizer]), steps=6, captures=captures)
@@ -51,7 +52,7 @@ def test_a_step_is_one_graph(table: str, optimizer: str) -> None:
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("table", ["padding", "bag, sum"])
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 def test_compiling_backends(table: str, optimizer: str, backend: str) -> None:
     parity(two_optimizers(TABLES[table], OPTIMIZERS[optimizer]), steps=5, captures=4, backend=backend)
 

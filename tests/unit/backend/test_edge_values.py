@@ -134,6 +134,7 @@ NORMS = {
 
 
 @pytest.mark.parametrize("weights", [torch.bfloat16, torch.float32])
+@pytest.mark.every(2)
 def test_norms_of_half_precision_with_a_changing_number(weights):
     """Regression: their statistics were read in another dtype than the kernel's, and gradients were any numbers."""
 

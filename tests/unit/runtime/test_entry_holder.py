@@ -275,6 +275,7 @@ MODELS = {
 
 @pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarning")
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.every(2)
 def test_hooks_of_accumulation_nodes_over_a_backward_outside(name):
     """Regression: an entry kept outputs of the trace, whose autograd graph has the hooks and what they refer to."""
 

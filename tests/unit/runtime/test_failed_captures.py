@@ -109,8 +109,8 @@ def test_a_text_that_changes_is_tried_three_times():
 
 
 def test_what_keeps_changing_is_tried_more_and_more_seldom():
-    tried = _attempts_of(lambda i: Key(i), calls=100)
-    assert tried == [0, 1, 2, 3, 4, 6, 10, 18, 34, 66], tried
+    tried = _attempts_of(lambda i: Key(i), calls=300)
+    assert tried == [0, 1, 2, 3, 4, 6, 10, 18, 34, 66, 130, 258], tried
 
 
 def test_a_decision_that_stops_the_capture_is_one_side_of_a_number():

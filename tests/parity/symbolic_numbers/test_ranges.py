@@ -97,6 +97,13 @@ def test_a_range_that_the_step_keeps_shows_its_bounds():
     parity(program(kept, LENGTHS[:4]), steps=4, captures=4)
 
 
+def test_a_range_that_c_code_makes_is_one():
+    def parts(x):
+        return [x[r.start : r.stop].sum()[None] * r.step for r in list(map(range, [2], [len(x)]))]
+
+    parity(program(parts, LENGTHS[:4]), steps=4, captures=4)
+
+
 def test_chunks_under_inductor():
     parity(program(chunks, LENGTHS), steps=len(LENGTHS), captures=2, backend="inductor")
 

@@ -29,6 +29,9 @@ def _range(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         return ABSENT
     if not compat.are_changing_integers(*args) or not all(_is_integer(each) for each in args):
         return ABSENT
+    call = frame.instructions[frame.pc - 1]
+    if call.name != "CALL" or call.arg != len(args):  # called by C code
+        return ABSENT
     if frame.instructions[frame.pc].name == "GET_ITER":
         return _items(args)
     calls = _is_argument_of_call(frame)

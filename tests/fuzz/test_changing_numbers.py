@@ -21,7 +21,7 @@ def test_a_few_replay(name):
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])
-@pytest.mark.every(4)
+@pytest.mark.every(2)
 def test_a_few_in_half_precision(kind):
     found = [check(case, "inductor") for name in HALF for case in cases((name,), kind)]
     assert found and all(outcome.kind == REPLAYS for outcome in found), found

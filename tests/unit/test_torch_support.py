@@ -198,7 +198,6 @@ def test_an_import_that_fails_raises_in_the_caller(capfd):
     assert not capfd.readouterr().err
 
 
-@pytest.mark.slow
 def test_a_torch_that_is_not_known_is_tested_once(tmp_path):
     for _ in range(2):
         found = run(version="2.99.0", cache=tmp_path)

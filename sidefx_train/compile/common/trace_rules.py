@@ -147,14 +147,12 @@ _NOT_ATOMIC = {
     ("csv", "DictWriter.writerow"),
     ("csv", "DictWriter._dict_to_list"),
     ("csv", "DictWriter._dict_to_list.<locals>.<genexpr>"),
-    ("importlib.metadata", "metadata"),
-    ("importlib.metadata", "version"),
     ("importlib.metadata", "PackageNotFoundError.__str__"),
     ("importlib.metadata", "PackageNotFoundError.name"),
     ("importlib.metadata._adapters", "Message.__getitem__"),
 }
-"""What is not: lookups in an index are constants (``interceptors/third_party/pandas_index.py``), rows are deferred, and
-facts about packages are constants."""
+"""What is not: lookups in an index are constants (``interceptors/third_party/pandas_index.py``), rows are deferred;
+what is found about a package, or its error, is only read."""
 
 _OF_FILES = frozenset(
     {
@@ -190,7 +188,11 @@ ATOMIC_FUNCTIONS: dict[str, frozenset[str]] = {
 }
 """Functions of that kind in modules that also contain others."""
 
-CONSTANT_FUNCTIONS = {("importlib.metadata", "version"), ("importlib.util", "find_spec")}
+CONSTANT_FUNCTIONS = {
+    ("importlib.metadata", "metadata"),
+    ("importlib.metadata", "version"),
+    ("importlib.util", "find_spec"),
+}
 """Functions of other modules with a process-constant result (see ``interceptors/process_constants.py``)."""
 
 LOGGING_METHODS = frozenset({"debug", "info", "warning", "warn", "error", "critical", "exception", "log"})

@@ -455,7 +455,6 @@ def test_the_capture_of_a_loop_has_an_end(loop):
 
 
 @pytest.mark.parametrize("named", [False, True])
-@pytest.mark.every(2)
 def test_a_test_of_many_parameters_is_assumed_for_each(named):
     """The loop over them ends otherwise, also in a generator."""
 

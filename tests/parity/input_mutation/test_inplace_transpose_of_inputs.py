@@ -90,7 +90,7 @@ UNDER_INDUCTOR = (
 
 
 @pytest.mark.parametrize("name", UNDER_INDUCTOR)
-@pytest.mark.every(4)
+@pytest.mark.every(2)
 def test_program_under_inductor(name):
     assert check(source_of(PROGRAMS[name]), "inductor", close=True).replays == 3
 

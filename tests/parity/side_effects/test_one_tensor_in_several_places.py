@@ -53,7 +53,6 @@ def episode(count):
 
 
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
-@pytest.mark.every(2)
 def test_batches_of_transitions(backend):
     def make() -> Program:
         net, memory, draws = Net(), episode(9), random.Random(1)

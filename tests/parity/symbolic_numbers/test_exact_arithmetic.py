@@ -139,7 +139,7 @@ def test_a_negative_zero_that_decides():
         lambda x, b: torch.full((2,), (-1) ** b),
     ],
 )
-@pytest.mark.every(2)
+@pytest.mark.covering(1)
 def test_powers(step, backend, caplog):
     """The minus of a negative base belongs to it: ``-7 ** b`` in the code of a graph is ``-(7 ** b)``."""
     found, report = outcomes(step, [3, 4, 5, 2, 6, 7], backend)

@@ -158,7 +158,7 @@ def test_factor_that_changes(dimensions, mode, recomputed):
     [{"mode": "nearest"}, {"mode": "area"}, {"mode": "bicubic", "antialias": True}, {"mode": "bilinear"}],
     ids=lambda options: options["mode"],
 )
-@pytest.mark.every(4)
+@pytest.mark.every(2)
 def test_factors_that_change_under_inductor(options):
     (step, weight), (captured, captured_weight) = scaled_steps(options, 2, "inductor")
     for n, factor in enumerate(((1.3, 0.7), (0.7, 0.8), (0.9, 0.54), (0.6, 1.21))):

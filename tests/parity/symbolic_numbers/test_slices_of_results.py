@@ -59,6 +59,6 @@ def test_the_slice_is_part_of_the_graph(name):
 
 
 @pytest.mark.parametrize("name", OTHERS)
-@pytest.mark.every(3)
+@pytest.mark.every(2)
 def test_another_slice_is_a_break(name):
     assert {each.code for each in compare(OTHERS[name], numbers=(3, 5)).breaks} == {"SFX106"}

@@ -68,7 +68,7 @@ _CASES = [_case(*case) for case in itertools.product(_OPTIMIZERS, _WAYS, ["eager
 
 
 @pytest.mark.parametrize(("name", "way", "backend"), _CASES)
-@pytest.mark.every(16)
+@pytest.mark.every(8)
 def test_versions(name, way, backend):
     for order in _ORDERS if backend != "inductor" else ("none before",):
         assert _versions(name, way, order, backend) == _versions(name, way, order, None), order

@@ -52,7 +52,7 @@ def test_a_step_is_one_graph(table: str, optimizer: str) -> None:
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("table", ["padding", "bag, sum"])
-@pytest.mark.every(6)
+@pytest.mark.every(3)
 def test_compiling_backends(table: str, optimizer: str, backend: str) -> None:
     parity(two_optimizers(TABLES[table], OPTIMIZERS[optimizer]), steps=5, captures=4, backend=backend)
 

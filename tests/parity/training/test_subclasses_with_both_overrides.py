@@ -109,7 +109,6 @@ def training(optimizer):
 
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.every(2)
 def test_training(optimizer, backend):
     parity(training(optimizer), steps=4, captures=2, backend=backend)  # without gradients, and with them
 

@@ -42,7 +42,7 @@ CALLS = {
 
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.every(6)
+@pytest.mark.every(3)
 def test_losses_and_gradients(name, backend, given):
     net, x, targets = given
 

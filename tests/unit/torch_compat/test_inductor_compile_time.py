@@ -365,7 +365,6 @@ def test_attention_that_is_written_out_is_recognised() -> None:
 # --- garbage -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_old_objects_are_not_looked_through_while_a_step_is_compiled() -> None:
     done: list[int] = []
 

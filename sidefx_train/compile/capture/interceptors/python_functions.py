@@ -51,18 +51,15 @@ _assume_finite(np.isinf, np.False_, infinite=True, nan=False)
 _assume_finite(np.isnan, np.False_, infinite=False, nan=True)
 
 
-def _clear_of_new(clear: Callable[[type], None]) -> None:
-    """Has the function run on classes that the step created; others would lose their descriptors in the capture."""
+_clear: Any = getattr(sys, "_clear_type_descriptors", None)
+if _clear is not None:  # from 3.14 on: ``@dataclass(slots=True)`` copies the class that it gets
 
-    @registry.intercept(clear)
-    def cleared(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    @registry.intercept(_clear)
+    def _clear_of_new(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs on classes that the step created; others would lose their descriptors in the capture."""
         if len(args) != 1 or kwargs or id(args[0]) not in world.new_classes:
             return ABSENT
-        return clear(args[0])
-
-
-if hasattr(sys, "_clear_type_descriptors"):  # from 3.14 on: ``@dataclass(slots=True)`` copies the class that it gets
-    _clear_of_new(sys._clear_type_descriptors)
+        return _clear(args[0])
 
 
 def _count(fn: Any, change: int) -> None:

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 import sympy
+from torch import SymInt, dtype
 
 from sidefx_train.torch_compat.distributed.collectives import called_by_cpp
 from sidefx_train.torch_compat.inductor.cpp_toolchain import c_interface
@@ -33,7 +34,10 @@ DISPATCH_FUNCTION = "sidefx_dispatched"
 ERROR_FUNCTION = "torch_exception_get_what_without_backtrace"
 """Function of torch's C interface that returns the message of the last error, from 2.13 on."""
 
-_NEEDED = ("aoti_torch_call_dispatcher", "torch_new_list_reserve_size", "torch_list_push_back")
+_NEEDED = (
+    *("aoti_torch_call_dispatcher", "torch_new_list_reserve_size", "torch_list_push_back"),
+    *("torch_list_get_item", "torch_delete_list"),
+)
 
 
 def calls_dispatcher() -> bool:
@@ -135,6 +139,7 @@ def _call(op: Any, given: list[Any], names: list[str | None]) -> list[str] | Non
     if words is None and kernel is None:
         return None
     lines = [f"RAIIAtenTensorHandle {name};" for name in names if name is not None]
+    listed = kernel is None and _returns_list(op)
     if words is None:
         arguments = ", ".join(["stack", *map(_plain_word, given)])
         lines += ["{", f"    AtenTensorHandle stack[{len(op._schema.returns)}];"]
@@ -143,9 +148,12 @@ def _call(op: Any, given: list[Any], names: list[str | None]) -> list[str] | Non
         words += ["0"] * (len(op._schema.returns) - len(words))
         lines += ["{", f"    uint64_t stack[] = {{{', '.join(words)}}};"]
         lines.append(f'    {DISPATCH_FUNCTION}("{called_by_cpp(op)}", "{op._schema.overload_name}", stack);')
-    for i, name in zip(range(len(op._schema.returns)), names, strict=False):
-        taken = f"RAIIAtenTensorHandle(reinterpret_cast<AtenTensorHandle>(stack[{i}]));"
+    for i, name in enumerate(names) if listed else zip(range(len(op._schema.returns)), names, strict=False):
+        result = f"sidefx_item(stack[0], {i})" if listed else f"stack[{i}]"
+        taken = f"RAIIAtenTensorHandle(reinterpret_cast<AtenTensorHandle>({result}));"
         lines.append(f"    {taken}" if name is None else f"    {name} = {taken}")
+    if listed:
+        lines.append("    sidefx_delete_list(stack[0]);")
     return [*lines, "}"]
 
 
@@ -163,14 +171,15 @@ def _words(op: Any, given: list[Any]) -> list[str] | None:
 
     The dispatcher owns everything it is passed: handles of tensors, lists, and the memory of optional values.
     """
-    if any(str(result.type) != "Tensor" for result in op._schema.returns):
+    results = [str(result.type) for result in op._schema.returns]
+    if any(kind != "Tensor" for kind in results) and results != ["List[Tensor]"]:
         return None
     for argument in op._schema.arguments[len(given) :]:
         if not argument.has_default_value():
             return None
         given.append(argument.default_value)
     words = [
-        _word("str" if str(a.type) == "Any" else str(a.type), value)
+        _word("str" if str(a.type) == "Any" else str(a.real_type), value)
         for a, value in zip(op._schema.arguments, given, strict=True)
     ]
     return None if any(word is None for word in words) else [word for word in words if word is not None]
@@ -189,8 +198,22 @@ def _word(kind: str, value: Any) -> str | None:
     if kind == "str":
         text = json.dumps(value)  # an escaped C string, as long as it is ASCII
         return f"sidefx_string({text}, {len(value)})" if isinstance(value, str) and value.isascii() else None
-    if kind in ("bool", "int"):
-        return f"(uint64_t){int(value)}LL" if isinstance(value, (int, sympy.Integer)) else None
+    if kind in ("bool", "int", "SymInt"):
+        return _integer(value)
+    if kind == "ScalarType":
+        return f"(uint64_t)aoti_torch_dtype_{str(value).removeprefix('torch.')}()" if isinstance(value, dtype) else None
     if kind == "float" and isinstance(value, (int, float)):
         return f"{int.from_bytes(struct.pack('=d', value), sys.byteorder)}ULL"  # its bits
     return None
+
+
+def _integer(value: Any) -> str | None:
+    """Returns an integer, which may be an expression of the graph's sizes, as a word."""
+    from torch._inductor.virtualized import V
+
+    if isinstance(value, (int, sympy.Integer)):
+        return f"(uint64_t){int(value)}LL"
+    expression = value.node.expr if isinstance(value, SymInt) else value
+    if not isinstance(expression, sympy.Expr) or not expression.is_integer:
+        return None
+    return f"(uint64_t)(int64_t)({V.graph.wrapper_code.codegen_sizevar(expression)})"

@@ -367,6 +367,14 @@ template <class... Items> static uint64_t sidefx_list(Items... items) {
     }
     return reinterpret_cast<uint64_t>(list);
 }
+[[maybe_unused]] static uint64_t sidefx_item(uint64_t list, decltype(sizeof 0) place) {  // the caller owns it
+    StableIValue item = 0;
+    AOTI_TORCH_ERROR_CODE_CHECK(torch_list_get_item(reinterpret_cast<StableListHandle>(list), place, &item));
+    return item;
+}
+[[maybe_unused]] static void sidefx_delete_list(uint64_t list) {  // not its items
+    AOTI_TORCH_ERROR_CODE_CHECK(torch_delete_list(reinterpret_cast<StableListHandle>(list)));
+}
 @STRINGS@
 [[gnu::noinline, gnu::cold, noreturn]] static void sidefx_dispatch_failed(const char* name) {
     const char* reason = @REASON@;

@@ -13,21 +13,41 @@ BEFORE = r"""
 extern "C" int omp_get_thread_num();
 
 #if SIDEFX_BYTES == 64
-#define SIDEFX_SLEEF(name, digits) Sleef_##name##f16_##digits
+#define SIDEFX_FLOATS(name) Sleef_##name##f16
+#define SIDEFX_DOUBLES(name) Sleef_##name##d8
 #else
-#define SIDEFX_SLEEF(name, digits) Sleef_##name##f8_##digits
+#define SIDEFX_FLOATS(name) Sleef_##name##f8
+#define SIDEFX_DOUBLES(name) Sleef_##name##d4
 #endif
+#define SIDEFX_JOIN(name, accuracy) name##_##accuracy
+#define SIDEFX_JOINED(name, accuracy) SIDEFX_JOIN(name, accuracy)
+#define SIDEFX_SLEEF(kind, name, accuracy) SIDEFX_JOINED(kind(name), accuracy)
+
+// SLEEF's functions of one vector, with the accuracy that torch chooses for float32 and for float64.
+#define SIDEFX_UNARY_OF_SLEEF(each) \
+    each(exp, u10, u10) each(exp2, u10, u10) each(expm1, u10, u10) each(log, u10, u10) each(log2, u10, u10) \
+    each(log10, u10, u10) each(log1p, u10, u10) each(tanh, u10, u10) each(sin, u35, u10) each(cos, u35, u10) \
+    each(tan, u10, u10) each(asin, u10, u10) each(acos, u10, u10) each(atan, u10, u10) each(sinh, u10, u10) \
+    each(cosh, u10, u10) each(asinh, u10, u10) each(acosh, u10, u10) each(atanh, u10, u10) each(erfc, u15, u15)
 
 typedef float SidefxFloats __attribute__((vector_size(SIDEFX_BYTES)));
+typedef double SidefxDoubles __attribute__((vector_size(SIDEFX_BYTES)));
+#define SIDEFX_DECLARE(name, narrow, wide) \
+    SidefxFloats SIDEFX_SLEEF(SIDEFX_FLOATS, name, narrow)(SidefxFloats); \
+    SidefxDoubles SIDEFX_SLEEF(SIDEFX_DOUBLES, name, wide)(SidefxDoubles);
 extern "C" {
-SidefxFloats SIDEFX_SLEEF(exp, u10)(SidefxFloats);
-SidefxFloats SIDEFX_SLEEF(expm1, u10)(SidefxFloats);
-SidefxFloats SIDEFX_SLEEF(log, u10)(SidefxFloats);
-SidefxFloats SIDEFX_SLEEF(log1p, u10)(SidefxFloats);
-SidefxFloats SIDEFX_SLEEF(tanh, u10)(SidefxFloats);
-SidefxFloats SIDEFX_SLEEF(sin, u35)(SidefxFloats);
-SidefxFloats SIDEFX_SLEEF(cos, u35)(SidefxFloats);
-SidefxFloats SIDEFX_SLEEF(pow, u10)(SidefxFloats, SidefxFloats);
+SIDEFX_UNARY_OF_SLEEF(SIDEFX_DECLARE)
+SidefxDoubles SIDEFX_SLEEF(SIDEFX_DOUBLES, erf, u10)(SidefxDoubles);
+SidefxFloats SIDEFX_SLEEF(SIDEFX_FLOATS, pow, u10)(SidefxFloats, SidefxFloats);
+SidefxDoubles SIDEFX_SLEEF(SIDEFX_DOUBLES, pow, u10)(SidefxDoubles, SidefxDoubles);
+SidefxFloats SIDEFX_SLEEF(SIDEFX_FLOATS, atan2, u10)(SidefxFloats, SidefxFloats);
+SidefxDoubles SIDEFX_SLEEF(SIDEFX_DOUBLES, atan2, u10)(SidefxDoubles, SidefxDoubles);
+SidefxFloats SIDEFX_SLEEF(SIDEFX_FLOATS, hypot, u05)(SidefxFloats, SidefxFloats);
+SidefxDoubles SIDEFX_SLEEF(SIDEFX_DOUBLES, hypot, u05)(SidefxDoubles, SidefxDoubles);
+SidefxFloats SIDEFX_FLOATS(fmod)(SidefxFloats, SidefxFloats);
+SidefxDoubles SIDEFX_DOUBLES(fmod)(SidefxDoubles, SidefxDoubles);
+SidefxFloats SIDEFX_FLOATS(copysign)(SidefxFloats, SidefxFloats);
+SidefxDoubles SIDEFX_DOUBLES(copysign)(SidefxDoubles, SidefxDoubles);
 }
 
 // Stored and copied; computations use float32. Kernels take pointers to it, so it is in no unnamed namespace.
@@ -62,7 +82,15 @@ template <class T> constexpr T min(const T& a, const T& b) { return b < a ? b : 
     inline double name(double x) { return __builtin_##name(x); }
 SIDEFX_FUNCTION(sqrt) SIDEFX_FUNCTION(exp) SIDEFX_FUNCTION(log) SIDEFX_FUNCTION(tanh) SIDEFX_FUNCTION(erf)
 SIDEFX_FUNCTION(floor) SIDEFX_FUNCTION(ceil) SIDEFX_FUNCTION(trunc) SIDEFX_FUNCTION(log1p) SIDEFX_FUNCTION(expm1)
-SIDEFX_FUNCTION(sin) SIDEFX_FUNCTION(cos) SIDEFX_FUNCTION(nearbyint)
+SIDEFX_FUNCTION(sin) SIDEFX_FUNCTION(cos) SIDEFX_FUNCTION(nearbyint) SIDEFX_FUNCTION(exp2) SIDEFX_FUNCTION(log2)
+SIDEFX_FUNCTION(log10) SIDEFX_FUNCTION(tan) SIDEFX_FUNCTION(asin) SIDEFX_FUNCTION(acos) SIDEFX_FUNCTION(atan)
+SIDEFX_FUNCTION(sinh) SIDEFX_FUNCTION(cosh) SIDEFX_FUNCTION(asinh) SIDEFX_FUNCTION(acosh) SIDEFX_FUNCTION(atanh)
+SIDEFX_FUNCTION(erfc) SIDEFX_FUNCTION(lgamma)
+#define SIDEFX_FUNCTION_OF_TWO(name) \
+    inline float name(float x, float y) { return __builtin_##name##f(x, y); } \
+    inline double name(double x, double y) { return __builtin_##name(x, y); }
+SIDEFX_FUNCTION_OF_TWO(fmod) SIDEFX_FUNCTION_OF_TWO(copysign) SIDEFX_FUNCTION_OF_TWO(atan2)
+SIDEFX_FUNCTION_OF_TWO(hypot)
 inline float abs(float x) { return __builtin_fabsf(x); }
 inline double abs(double x) { return __builtin_fabs(x); }
 inline int64_t abs(int64_t x) { return x < 0 ? -x : x; }
@@ -74,6 +102,10 @@ inline bool isnan(float x) { return x != x; }
 inline bool isnan(double x) { return x != x; }
 inline bool isinf(float x) { return __builtin_isinf(x); }
 inline bool isinf(double x) { return __builtin_isinf(x); }
+inline bool signbit(float x) { return __builtin_signbit(x); }
+inline bool signbit(double x) { return __builtin_signbit(x); }
+inline bool signbit(int64_t x) { return x < 0; }
+inline bool signbit(int32_t x) { return x < 0; }
 
 template <class T> struct numeric_limits;
 template <> struct numeric_limits<float> {
@@ -132,8 +164,15 @@ namespace c10 {
 template <class To, class From> constexpr To convert(From value) { return static_cast<To>(value); }
 
 template <class T> inline T div_floor_integer(T a, T b) {
+    if (b == 0) return 0;
+    if (b == T(-1)) return T(0 - lean::make_unsigned_t<T>(a));  // the processor's division overflows
     const T quotient = a / b;
     return a % b != 0 && (a < 0) != (b < 0) ? quotient - 1 : quotient;
+}
+inline int64_t div_mod(int64_t a, int64_t b) {
+    if (b == 0 || b == -1) return 0;
+    const int64_t rest = a % b;
+    return rest != 0 && (b < 0) != (rest < 0) ? rest + b : rest;
 }
 
 }  // namespace c10
@@ -197,11 +236,117 @@ template <class T, int N> SIDEFX_INLINE at::vec::VecMask<T, N> any_masked_reduce
 template <class T> inline T max_propagate_nan(T a, T b) { return a != a ? a : a > b ? a : b; }
 template <class T> inline T min_propagate_nan(T a, T b) { return a != a ? a : a < b ? a : b; }
 
+// Integer divisions. One by zero is noted, and reported when the kernel is done: threads of a loop cannot throw.
+int* inductor_cpu_integer_div_error_flag = nullptr;
+inline void note_division_by_zero() {
+    if (inductor_cpu_integer_div_error_flag) __atomic_store_n(inductor_cpu_integer_div_error_flag, 1, __ATOMIC_RELAXED);
+}
+inline void inductor_cpu_throw_if_integer_div_error(int noted) {
+    if (noted) throw SidefxFailure{"ZeroDivisionError"};
+}
+template <class T, class U> inline auto mod(T a, U b) -> decltype(a % b) {
+    if (b == 0) note_division_by_zero();
+    return b == 0 || b == U(-1) ? 0 : a % b;  // the processor's division by -1 overflows
+}
+template <class T> inline T remainder_integral(T a, T b) {
+    const T rest = mod(a, b);
+    return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+}
+template <class T, class U> inline auto floor_divide_integral(T a, U b) -> decltype(a % b) {
+    if (b == 0) note_division_by_zero();
+    return c10::div_floor_integer<decltype(a % b)>(a, b);
+}
+#define SIDEFX_OF_LANES(name) \
+    template <class T, int N> inline at::vec::VectorizedN<T, N> name( \
+        const at::vec::VectorizedN<T, N>& a, const at::vec::VectorizedN<T, N>& b) { \
+        constexpr int count = at::vec::VectorizedN<T, N>::size(); \
+        __at_align__ T left[count], right[count]; \
+        a.store(left); \
+        b.store(right); \
+        for (int i = 0; i < count; ++i) left[i] = name(left[i], right[i]); \
+        return at::vec::VectorizedN<T, N>::loadu(left); \
+    }
+SIDEFX_OF_LANES(remainder_integral) SIDEFX_OF_LANES(floor_divide_integral)
+
+inline float mod(float a, float b) { return lean::fmod(a, b); }
+inline double mod(double a, double b) { return lean::fmod(a, b); }
+
+// The largest or smallest value so far and its place: the first of equals, and of NaN, which is beyond all numbers.
+template <class T> struct IndexValue {
+    int64_t index = 0;
+    T value;
+    IndexValue() = default;
+    IndexValue(int64_t index, T value) : index(index), value(value) {}
+};
+template <class T, int NV, int NI> struct IndexValueVec {
+    at::vec::VectorizedN<T, NV> value;
+    at::vec::VectorizedN<int64_t, NI> index;
+    IndexValueVec() = default;
+    IndexValueVec(T same) : value(same), index(0) {}
+};
+
+#define SIDEFX_PLACE_OF(extreme, op, best) \
+    template <class T> inline IndexValue<T>& extreme##_combine(IndexValue<T>& a, T value, int64_t index) { \
+        const bool equal = a.value == value || (a.value != a.value && value != value); \
+        const bool kept = equal ? a.index < index : a.value op value || a.value != a.value; \
+        if (!kept) a = IndexValue<T>(index, value); \
+        return a; \
+    } \
+    template <class T> inline IndexValue<T>& extreme##_combine(IndexValue<T>& a, const IndexValue<T>& next) { \
+        return extreme##_combine(a, next.value, next.index); \
+    } \
+    template <class T, int NV, int NI> SIDEFX_INLINE IndexValueVec<T, NV, NI>& extreme##_combine_vec( \
+        IndexValueVec<T, NV, NI>& a, at::vec::VectorizedN<T, NV> value, at::vec::VectorizedN<int64_t, NI> index, \
+        int64_t count = at::vec::VectorizedN<T, NV>::size()) { \
+        const auto none = a.value != a.value, other_none = value != value; \
+        const auto equal = (a.value == value) | (none & other_none); \
+        const auto better = (a.value op value) | (none & ~other_none); \
+        const at::vec::VecMask<int64_t, NI> kept = better.template cast<int64_t, NI>() | \
+            (equal.template cast<int64_t, NI>() & (a.index < index)); \
+        a.value = at::vec::VectorizedN<T, NV>::set(a.value, at::vec::best(a.value, value), count); \
+        a.index = at::vec::VectorizedN<int64_t, NI>::set( \
+            a.index, at::vec::VectorizedN<int64_t, NI>::blendv(index, a.index, kept), count); \
+        return a; \
+    } \
+    template <class T, int NV, int NI, bool along> SIDEFX_INLINE IndexValueVec<T, NV, NI>& extreme##_combine_vec( \
+        IndexValueVec<T, NV, NI>& a, at::vec::VectorizedN<T, NV> value, int64_t index, \
+        int64_t count = at::vec::VectorizedN<T, NV>::size()) { \
+        using Places = at::vec::VectorizedN<int64_t, NI>; \
+        return extreme##_combine_vec(a, value, along ? Places::arange(index, 1) : Places(index), count); \
+    } \
+    template <class T, int NV, int NI> SIDEFX_INLINE IndexValueVec<T, NV, NI>& extreme##_combine_vec( \
+        IndexValueVec<T, NV, NI>& a, const IndexValueVec<T, NV, NI>& next, \
+        int64_t count = at::vec::VectorizedN<T, NV>::size()) { \
+        return extreme##_combine_vec(a, next.value, next.index, count); \
+    } \
+    template <class T, int NV, int NI> inline IndexValue<T> extreme##_vec_reduce_all( \
+        const IndexValueVec<T, NV, NI>& all) { \
+        __at_align__ T values[at::vec::VectorizedN<T, NV>::size()]; \
+        __at_align__ int64_t places[at::vec::VectorizedN<int64_t, NI>::size()]; \
+        all.value.store(values); \
+        all.index.store(places); \
+        IndexValue<T> found(places[0], values[0]); \
+        for (int i = 1; i < at::vec::VectorizedN<T, NV>::size(); ++i) \
+            extreme##_combine(found, values[i], places[i]); \
+        return found; \
+    }
+SIDEFX_PLACE_OF(argmax, >, maximum) SIDEFX_PLACE_OF(argmin, <, minimum)
+
 inline void atomic_add(volatile float* place, float value) {
     volatile int32_t* bits = (volatile int32_t*)place;
     int32_t before = __atomic_load_n(bits, __ATOMIC_RELAXED), after;
     do {
         float sum;
+        __builtin_memcpy(&sum, &before, sizeof sum);
+        sum += value;
+        __builtin_memcpy(&after, &sum, sizeof sum);
+    } while (!__atomic_compare_exchange_n(bits, &before, after, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+}
+inline void atomic_add(volatile double* place, double value) {
+    volatile int64_t* bits = (volatile int64_t*)place;
+    int64_t before = __atomic_load_n(bits, __ATOMIC_RELAXED), after;
+    do {
+        double sum;
         __builtin_memcpy(&sum, &before, sizeof sum);
         sum += value;
         __builtin_memcpy(&after, &sum, sizeof sum);

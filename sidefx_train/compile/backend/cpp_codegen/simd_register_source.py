@@ -28,6 +28,7 @@ template <class T> struct Kind;  // its vector type, the unaligned one, and inte
         static SIDEFX_INLINE Register all(T value) { return value - Register{}; } \
     };
 SIDEFX_KIND(float, int32_t, SIDEFX_SIXTEEN)
+SIDEFX_KIND(double, int64_t, SIDEFX_EIGHT)
 SIDEFX_KIND(int32_t, int32_t, SIDEFX_SIXTEEN)
 SIDEFX_KIND(int64_t, int64_t, SIDEFX_EIGHT)
 template <> struct Kind<int8_t> {
@@ -57,6 +58,7 @@ template <class T> using Bits = typename Kind<T>::Bits;
 typedef long long Wide __attribute__((vector_size(64)));
 template <class T> struct Choice { typedef uint16_t Lanes; };
 template <> struct Choice<int64_t> { typedef uint8_t Lanes; };
+template <> struct Choice<double> { typedef uint8_t Lanes; };
 template <class T> using Chosen = typename Choice<T>::Lanes;
 
 template <class T> SIDEFX_INLINE Chosen<T> every_lane(bool chosen) { return chosen ? Chosen<T>(-1) : 0; }
@@ -69,6 +71,9 @@ template <class T> SIDEFX_INLINE bool none_chosen(Chosen<T> chosen) { return cho
 SIDEFX_INLINE Register<float> choose(uint16_t chosen, Register<float> yes, Register<float> no) {
     return __builtin_ia32_blendmps_512_mask(no, yes, chosen);
 }
+SIDEFX_INLINE Register<double> choose(uint8_t chosen, Register<double> yes, Register<double> no) {
+    return __builtin_ia32_blendmpd_512_mask(no, yes, chosen);
+}
 SIDEFX_INLINE Register<int32_t> choose(uint16_t chosen, Register<int32_t> yes, Register<int32_t> no) {
     return __builtin_ia32_blendmd_512_mask(no, yes, chosen);
 }
@@ -80,6 +85,9 @@ SIDEFX_INLINE Register<int64_t> choose(uint8_t chosen, Register<int64_t> yes, Re
     SIDEFX_INLINE uint16_t name(Register<float> a, Register<float> b) { \
         return __builtin_ia32_cmpps512_mask(a, b, real, -1, 4); \
     } \
+    SIDEFX_INLINE uint8_t name(Register<double> a, Register<double> b) { \
+        return __builtin_ia32_cmppd512_mask(a, b, real, -1, 4); \
+    } \
     SIDEFX_INLINE uint16_t name(Register<int32_t> a, Register<int32_t> b) { \
         return __builtin_ia32_cmpd512_mask(a, b, whole, -1); \
     } \
@@ -90,6 +98,9 @@ SIDEFX_INLINE Register<int64_t> choose(uint8_t chosen, Register<int64_t> yes, Re
 SIDEFX_INLINE Register<float> load_some(const float* from, uint16_t chosen) {
     return __builtin_ia32_loadups512_mask(from, Register<float>{}, chosen);
 }
+SIDEFX_INLINE Register<double> load_some(const double* from, uint8_t chosen) {
+    return __builtin_ia32_loadupd512_mask(from, Register<double>{}, chosen);
+}
 SIDEFX_INLINE Register<int32_t> load_some(const int32_t* from, uint16_t chosen) {
     return __builtin_ia32_loaddqusi512_mask(from, Register<int32_t>{}, chosen);
 }
@@ -98,6 +109,9 @@ SIDEFX_INLINE Register<int64_t> load_some(const int64_t* from, uint8_t chosen) {
 }
 SIDEFX_INLINE void store_some(float* to, Register<float> value, uint16_t chosen) {
     __builtin_ia32_storeups512_mask(to, value, chosen);
+}
+SIDEFX_INLINE void store_some(double* to, Register<double> value, uint8_t chosen) {
+    __builtin_ia32_storeupd512_mask(to, value, chosen);
 }
 SIDEFX_INLINE void store_some(int32_t* to, Register<int32_t> value, uint16_t chosen) {
     __builtin_ia32_storedqusi512_mask(to, value, chosen);
@@ -108,11 +122,20 @@ SIDEFX_INLINE void store_some(int64_t* to, Register<int64_t> value, uint8_t chos
 SIDEFX_INLINE Register<float> square_root(Register<float> x) {
     return __builtin_ia32_sqrtps512_mask(x, Register<float>{}, -1, 4);
 }
+SIDEFX_INLINE Register<double> square_root(Register<double> x) {
+    return __builtin_ia32_sqrtpd512_mask(x, Register<double>{}, -1, 4);
+}
 SIDEFX_INLINE Register<float> fused(Register<float> a, Register<float> b, Register<float> c) {
     return __builtin_ia32_vfmaddps512_mask(a, b, c, -1, 4);
 }
+SIDEFX_INLINE Register<double> fused(Register<double> a, Register<double> b, Register<double> c) {
+    return __builtin_ia32_vfmaddpd512_mask(a, b, c, -1, 4);
+}
 template <int way> SIDEFX_INLINE Register<float> rounded(Register<float> x) {
     return __builtin_ia32_rndscaleps_mask(x, way, Register<float>{}, -1, 4);
+}
+template <int way> SIDEFX_INLINE Register<double> rounded(Register<double> x) {
+    return __builtin_ia32_rndscalepd_mask(x, way, Register<double>{}, -1, 4);
 }
 #else
 typedef long long Wide __attribute__((vector_size(32)));
@@ -137,6 +160,9 @@ template <class R, class B> SIDEFX_INLINE R choose(B chosen, R yes, R no) { retu
 SIDEFX_INLINE Register<float> load_some(const float* from, Bits<float> chosen) {
     return __builtin_ia32_maskloadps256((const Register<float>*)from, chosen);
 }
+SIDEFX_INLINE Register<double> load_some(const double* from, Bits<double> chosen) {
+    return __builtin_ia32_maskloadpd256((const Register<double>*)from, (Wide)chosen);
+}
 SIDEFX_INLINE Register<int32_t> load_some(const int32_t* from, Bits<int32_t> chosen) {
     return __builtin_ia32_maskloadd256((const Register<int32_t>*)from, chosen);
 }
@@ -146,6 +172,9 @@ SIDEFX_INLINE Register<int64_t> load_some(const int64_t* from, Bits<int64_t> cho
 SIDEFX_INLINE void store_some(float* to, Register<float> value, Bits<float> chosen) {
     __builtin_ia32_maskstoreps256((Register<float>*)to, chosen, value);
 }
+SIDEFX_INLINE void store_some(double* to, Register<double> value, Bits<double> chosen) {
+    __builtin_ia32_maskstorepd256((Register<double>*)to, (Wide)chosen, value);
+}
 SIDEFX_INLINE void store_some(int32_t* to, Register<int32_t> value, Bits<int32_t> chosen) {
     __builtin_ia32_maskstored256((Register<int32_t>*)to, chosen, value);
 }
@@ -153,11 +182,18 @@ SIDEFX_INLINE void store_some(int64_t* to, Register<int64_t> value, Bits<int64_t
     __builtin_ia32_maskstoreq256((Wide*)to, (Wide)chosen, (Wide)value);
 }
 SIDEFX_INLINE Register<float> square_root(Register<float> x) { return __builtin_ia32_sqrtps256(x); }
+SIDEFX_INLINE Register<double> square_root(Register<double> x) { return __builtin_ia32_sqrtpd256(x); }
 SIDEFX_INLINE Register<float> fused(Register<float> a, Register<float> b, Register<float> c) {
     return __builtin_ia32_vfmaddps256(a, b, c);
 }
+SIDEFX_INLINE Register<double> fused(Register<double> a, Register<double> b, Register<double> c) {
+    return __builtin_ia32_vfmaddpd256(a, b, c);
+}
 template <int way> SIDEFX_INLINE Register<float> rounded(Register<float> x) {
     return __builtin_ia32_roundps256(x, way);
+}
+template <int way> SIDEFX_INLINE Register<double> rounded(Register<double> x) {
+    return __builtin_ia32_roundpd256(x, way);
 }
 #endif
 
@@ -284,4 +320,49 @@ template <> SIDEFX_INLINE Register<float> without_order<float>(
 #endif
     return (Register<float>)((Bits<float>)found | (Bits<float>)none);
 }
+template <> SIDEFX_INLINE Register<double> without_order<double>(
+    Register<double> found, Register<double> a, Register<double> b) {
+#if SIDEFX_BYTES == 64
+    const auto none = __builtin_ia32_cvtmask2q512(__builtin_ia32_cmppd512_mask(a, b, 3, -1, 4));
+#else
+    const auto none = __builtin_ia32_cmppd256(a, b, 3);
+#endif
+    return (Register<double>)((Bits<double>)found | (Bits<double>)none);
+}
+
+#define SIDEFX_FUNCTIONS_OF_REGISTERS(name, narrow, wide) \
+    SIDEFX_INLINE Register<float> name##_of(Register<float> x) { \
+        return SIDEFX_SLEEF(SIDEFX_FLOATS, name, narrow)(x); \
+    } \
+    SIDEFX_INLINE Register<double> name##_of(Register<double> x) { \
+        return SIDEFX_SLEEF(SIDEFX_DOUBLES, name, wide)(x); \
+    }
+SIDEFX_UNARY_OF_SLEEF(SIDEFX_FUNCTIONS_OF_REGISTERS)
+
+#define SIDEFX_FUNCTION_OF_TWO_REGISTERS(name, floats, doubles) \
+    SIDEFX_INLINE Register<float> name##_of(Register<float> x, Register<float> y) { return floats(x, y); } \
+    SIDEFX_INLINE Register<double> name##_of(Register<double> x, Register<double> y) { return doubles(x, y); }
+#define SIDEFX_FUNCTION_OF_TWO_OF_SLEEF(name, accuracy) \
+    SIDEFX_FUNCTION_OF_TWO_REGISTERS( \
+        name, SIDEFX_SLEEF(SIDEFX_FLOATS, name, accuracy), SIDEFX_SLEEF(SIDEFX_DOUBLES, name, accuracy))
+SIDEFX_FUNCTION_OF_TWO_OF_SLEEF(pow, u10)
+SIDEFX_FUNCTION_OF_TWO_OF_SLEEF(atan2, u10)
+SIDEFX_FUNCTION_OF_TWO_OF_SLEEF(hypot, u05)
+SIDEFX_FUNCTION_OF_TWO_REGISTERS(fmod, SIDEFX_FLOATS(fmod), SIDEFX_DOUBLES(fmod))
+SIDEFX_FUNCTION_OF_TWO_REGISTERS(copysign, SIDEFX_FLOATS(copysign), SIDEFX_DOUBLES(copysign))
+
+// Formula 7.1.26 of Abramowitz and Stegun, Handbook of Mathematical Functions.
+__attribute__((noinline, optimize("fp-contract=fast"), unused)) static Register<float> erf_of(Register<float> x) {
+    const Bits<float> sign = (Bits<float>)x & INT32_MIN;
+    const Register<float> t = 1.0f / (0.3275911f * (Register<float>)((Bits<float>)x ^ sign) + 1.0f);
+    Register<float> r = 1.061405429f * t + -1.453152027f;
+    r = r * t + 1.421413741f;
+    r = r * t + -0.284496736f;
+    r = r * t + 0.254829592f;
+    const Register<float> square = x * x;
+    const Register<float> power = -exp_of(-square);
+    const Register<float> scaled = power * t;
+    return (Register<float>)((Bits<float>)(scaled * r + 1.0f) ^ sign);
+}
+SIDEFX_INLINE Register<double> erf_of(Register<double> x) { return SIDEFX_SLEEF(SIDEFX_DOUBLES, erf, u10)(x); }
 """

@@ -73,50 +73,34 @@ template <class T, int N> struct VectorizedN {
     }
     SIDEFX_METHOD(neg, -x)
     SIDEFX_METHOD(sqrt, square_root(x))
-    SIDEFX_METHOD(rsqrt, 1.0f / square_root(x))
-    SIDEFX_METHOD(reciprocal, 1.0f / x)
-    SIDEFX_METHOD(exp, SIDEFX_SLEEF(exp, u10)(x))
-    SIDEFX_METHOD(expm1, SIDEFX_SLEEF(expm1, u10)(x))
-    SIDEFX_METHOD(log, SIDEFX_SLEEF(log, u10)(x))
-    SIDEFX_METHOD(log1p, SIDEFX_SLEEF(log1p, u10)(x))
-    SIDEFX_METHOD(tanh, SIDEFX_SLEEF(tanh, u10)(x))
-    SIDEFX_METHOD(sin, SIDEFX_SLEEF(sin, u35)(x))
-    SIDEFX_METHOD(cos, SIDEFX_SLEEF(cos, u35)(x))
+    SIDEFX_METHOD(rsqrt, T(1) / square_root(x))
+    SIDEFX_METHOD(reciprocal, T(1) / x)
+#define SIDEFX_METHOD_OF_SLEEF(name, narrow, wide) SIDEFX_METHOD(name, name##_of(x))
+    SIDEFX_UNARY_OF_SLEEF(SIDEFX_METHOD_OF_SLEEF)
     SIDEFX_METHOD(floor, rounded<9>(x))
     SIDEFX_METHOD(ceil, rounded<10>(x))
     SIDEFX_METHOD(trunc, rounded<11>(x))
     SIDEFX_METHOD(round, rounded<8>(x))
-    SIDEFX_METHOD(erf, error_function(x))
+    SIDEFX_METHOD(erf, erf_of(x))
     SIDEFX_INLINE VectorizedN abs() const {
         VectorizedN made;
         SIDEFX_EACH {
-            if constexpr (sizeof(T) == sizeof(float) && T(0.5) != T(0)) {
-                made.v[i] = (Register<T>)((Bits<T>)v[i] & 0x7fffffff);
+            if constexpr (T(0.5) != T(0)) {
+                made.v[i] = (Register<T>)((Bits<T>)v[i] & ~((Bits<T>)Kind<T>::all(T(-0.0))));
             } else {
                 made.v[i] = v[i] < 0 ? -v[i] : v[i];
             }
         }
         return made;
     }
-    SIDEFX_INLINE VectorizedN pow(const VectorizedN& power) const {
-        VectorizedN made;
-        SIDEFX_EACH made.v[i] = SIDEFX_SLEEF(pow, u10)(v[i], power.v[i]);
-        return made;
+#define SIDEFX_METHOD_OF_TWO(name) \
+    SIDEFX_INLINE VectorizedN name(const VectorizedN& other) const { \
+        VectorizedN made; \
+        SIDEFX_EACH made.v[i] = name##_of(v[i], other.v[i]); \
+        return made; \
     }
-
-    // Formula 7.1.26 of Abramowitz and Stegun, Handbook of Mathematical Functions.
-    static __attribute__((noinline, optimize("fp-contract=fast"))) Register<T> error_function(Register<T> x) {
-        const Bits<T> sign = (Bits<T>)x & INT32_MIN;
-        const Register<T> t = 1.0f / (0.3275911f * (Register<T>)((Bits<T>)x ^ sign) + 1.0f);
-        Register<T> r = 1.061405429f * t + -1.453152027f;
-        r = r * t + 1.421413741f;
-        r = r * t + -0.284496736f;
-        r = r * t + 0.254829592f;
-        const Register<T> square = x * x;
-        const Register<T> power = -SIDEFX_SLEEF(exp, u10)(-square);
-        const Register<T> scaled = power * t;
-        return (Register<T>)((Bits<T>)(scaled * r + 1.0f) ^ sign);
-    }
+    SIDEFX_METHOD_OF_TWO(pow) SIDEFX_METHOD_OF_TWO(atan2) SIDEFX_METHOD_OF_TWO(hypot) SIDEFX_METHOD_OF_TWO(fmod)
+    SIDEFX_METHOD_OF_TWO(copysign)
 };
 
 template <class T> using Vectorized = VectorizedN<T, 1>;

@@ -18,6 +18,10 @@ _NEEDED = (
     "aoti_torch_get_data_ptr",
     "aoti_torch_get_sizes",
     "aoti_torch_get_strides",
+    "aoti_torch_get_size",
+    "aoti_torch_get_stride",
+    "aoti_torch_get_storage_offset",
+    *(f"aoti_torch_scalar_to_tensor_{name}" for name in ("float32", "float64", "int32", "int64", "bool")),
     "aoti_torch__reinterpret_tensor",
 )
 """Functions that the helpers call."""
@@ -27,7 +31,10 @@ _BEYOND = re.compile(
 )
 _NARROW = re.compile(r"\bat::(?:BFloat16|Half)\*")
 """Pointers that kernels take: the wrapper passes them on, whatever they point to."""
-_KNOWN = {"py::gil_scoped_release_simple", "std::move", "std::array", "std::numeric_limits"}
+_KNOWN = {
+    *("py::gil_scoped_release_simple", "std::move", "std::array", "std::numeric_limits"),
+    *("std::max", "std::min", "std::abs", "c10::div_floor_integer", "c10::div_mod"),
+}
 _DECLARATIONS = re.compile(r"(?m)^[ \t]*#include <torch/csrc/(?:inductor/aoti_torch|stable/c)/[^>\n]*>\n")
 
 FAILURE = """
@@ -77,8 +84,35 @@ template <> struct numeric_limits<float> {
     static constexpr float infinity() { return __builtin_inff(); }
     static constexpr float quiet_NaN() { return __builtin_nanf(""); }
 };
+template <class T> inline T max(T a, T b) { return a < b ? b : a; }
+template <class T> inline T min(T a, T b) { return b < a ? b : a; }
+template <class T, decltype(sizeof(0)) N> inline T max(const T (&items)[N]) {
+    T most = items[0];
+    for (const T& item : items) most = max(most, item);
+    return most;
+}
+template <class T, decltype(sizeof(0)) N> inline T min(const T (&items)[N]) {
+    T least = items[0];
+    for (const T& item : items) least = min(least, item);
+    return least;
+}
+inline int64_t abs(int64_t x) { return x < 0 ? -x : x; }
 
 }  // namespace lean
+
+namespace c10 {  // of integers
+inline int64_t div_floor_integer(int64_t a, int64_t b) {
+    if (b == 0) return 0;
+    if (b == -1) return int64_t(0 - uint64_t(a));  // the processor's division overflows
+    const int64_t quotient = a / b;
+    return a % b != 0 && (a < 0) != (b < 0) ? quotient - 1 : quotient;
+}
+inline int64_t div_mod(int64_t a, int64_t b) {
+    if (b == 0 || b == -1) return 0;
+    const int64_t rest = a % b;
+    return rest != 0 && (b < 0) != (rest < 0) ? rest + b : rest;
+}
+}  // namespace c10
 
 #define INFINITY __builtin_inff()
 #define NAN __builtin_nanf("")
@@ -95,6 +129,8 @@ template <> struct numeric_limits<float> {
 #define CACHE_TORCH_DTYPE(name) static const auto cached_torch_dtype_##name = aoti_torch_dtype_##name()
 #define CACHE_TORCH_DEVICE(name) static const auto cached_torch_device_type_##name = aoti_torch_device_type_##name()
 #define CACHE_TORCH_LAYOUT(name) static const auto cached_torch_layout_##name = aoti_torch_layout_##name()
+#define CACHE_TORCH_MEMORY_FORMAT(name) \
+    static const auto cached_torch_memory_format_##name = aoti_torch_memory_format_##name()
 
 // Owns one tensor. Functions used hundreds of times in one wrapper are not inlined: it would take seconds to compile.
 class RAIIAtenTensorHandle {
@@ -127,6 +163,21 @@ public:
         AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(held, &found));
         return found;
     }
+    int64_t size(int64_t dim) const {
+        int64_t found = 0;
+        AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_size(held, dim, &found));
+        return found;
+    }
+    int64_t stride(int64_t dim) const {
+        int64_t found = 0;
+        AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_stride(held, dim, &found));
+        return found;
+    }
+    int64_t storage_offset() const {
+        int64_t found = 0;
+        AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_offset(held, &found));
+        return found;
+    }
     int64_t* sizes() const {
         int64_t* found = nullptr;
         AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(held, &found));
@@ -138,6 +189,15 @@ public:
         return found;
     }
 };
+
+#define SIDEFX_TENSOR_OF(type, name) \
+    __attribute__((unused)) static RAIIAtenTensorHandle scalar_to_tensor_handle(type value) { \
+        AtenTensorHandle made = nullptr; \
+        AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_scalar_to_tensor_##name(value, &made)); \
+        return made; \
+    }
+SIDEFX_TENSOR_OF(float, float32) SIDEFX_TENSOR_OF(double, float64) SIDEFX_TENSOR_OF(int32_t, int32)
+SIDEFX_TENSOR_OF(int64_t, int64) SIDEFX_TENSOR_OF(bool, bool)
 
 // Takes ownership of the inputs.
 class SidefxInputs {
@@ -195,7 +255,12 @@ def header_free_wrapper(caller: str) -> str | None:
     names = {
         name for name in re.findall(r"\b(?:aoti_)?torch_\w+(?=\()", text) if not name.startswith(compat.KERNEL_FUNCTION)
     }
-    for kind, macro in (("dtype", "DTYPE"), ("device_type", "DEVICE"), ("layout", "LAYOUT")):
+    for kind, macro in (
+        ("dtype", "DTYPE"),
+        ("device_type", "DEVICE"),
+        ("layout", "LAYOUT"),
+        ("memory_format", "MEMORY_FORMAT"),
+    ):
         names |= {f"aoti_torch_{kind}_{name}" for name in re.findall(rf"\bCACHE_TORCH_{macro}\((\w+)\)", text)}
     names |= set(_NEEDED)
     if not names <= prototypes.keys():

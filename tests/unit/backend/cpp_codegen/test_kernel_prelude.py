@@ -36,8 +36,61 @@ def pointwise(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
         x.tanh(), x.erf(), x.floor(), x.ceil(), x.trunc(), x.round(), x.sin(), x.cos(), x.log1p(), x.expm1(),
         x.sigmoid(), x.sign(), x.square(), x.abs() ** y, torch.maximum(x, y), torch.minimum(x, y), x.relu(),
         x.clamp(-1.0, 2.0), F.gelu(x), F.silu(x), F.leaky_relu(x), F.softplus(x), F.elu(x),
-        F.gelu(x, approximate="tanh"),
+        F.gelu(x, approximate="tanh"), *functions(x, y),
     ]  # fmt: skip
+
+
+def functions(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    return [
+        x.exp2(), x.abs().log2(), x.abs().log10(), x.tan(), x.asin(), x.acos(), x.atan(), x.sinh(), x.cosh(), x.asinh(),
+        x.acosh(), x.atanh(), x.erfc(), x.atan2(y), torch.hypot(x, y), x.fmod(y), x % y, x.copysign(y), x.signbit(),
+    ]  # fmt: skip
+
+
+def double_precision(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    a, b = x.double() * 1.000000001, y.double() * 0.999999999
+    return [
+        *pointwise(a, b), *conditions(a, b), *reductions(a, b), *places(a, b), a.float(), a + x, a.long().clamp(-9, 9),
+        torch.zeros(a.shape, dtype=a.dtype).index_add(0, torch.arange(a.shape[0]).flip(0), b), (a.t() + 1).contiguous(),
+        torch.where(a > x, 1, 2) * b, F.pad(a, (1, 2)), torch.cat([a, b], 1) * 2, a[:, ::2] + 1,
+    ]  # fmt: skip
+
+
+def places(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    """Arguments of the largest and the smallest: the first of equals, and of NaN."""
+    finite, equal = x.nan_to_num(0.5, 9.0, -9.0), (x.nan_to_num() > 0).to(x.dtype)
+    whole = finite.long()
+    return [
+        found
+        for given in (x, x.flip(1), finite, equal, equal * 0, whole)
+        for extreme in (torch.argmax, torch.argmin)
+        for found in (extreme(given, 0), extreme(given, 1), extreme(given))
+    ] + [*finite.max(1), *finite.min(0)]
+
+
+def divisions(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    """Integers divided by integers of both signs."""
+    a = (x.nan_to_num(0.0, 9.0, -9.0).clamp(-1e6, 1e6) * 10).long()
+    b = (y.nan_to_num(0.0, 9.0, -9.0).clamp(-1e6, 1e6) * 10).long()
+    b = torch.where(b == 0, -1, b)
+    least = torch.full_like(a, torch.iinfo(a.dtype).min)
+    return [
+        result
+        for left, right in (
+            (a, b),
+            (a.int(), b.int()),
+            (a, torch.full_like(b, -1)),
+            (least, b.clamp(max=-2)),
+            (a, 7 + b % 3),
+        )
+        for result in (
+            left // right,
+            left % right,
+            left.fmod(right),
+            (left // right).sum(),
+            left.div(right, rounding_mode="trunc"),
+        )
+    ]
 
 
 def conditions(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
@@ -136,8 +189,11 @@ def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return found
 
 
-PROGRAMS = [pointwise, conditions, reductions, integers, wide_numbers, narrow_numbers, layouts]
-RARE = [wide_numbers, narrow_numbers, layouts]
+PROGRAMS = [
+    *(pointwise, conditions, reductions, integers, wide_numbers, narrow_numbers, layouts),
+    *(double_precision, places, divisions),
+]
+RARE = [wide_numbers, narrow_numbers, layouts, places, divisions]
 
 
 WHOLE, TAILS = (32, 48), (37, 21)
@@ -175,7 +231,9 @@ def test_results_are_those_of_torchs_header_bit_by_bit(
     torch.manual_seed(1)
     given = [numbers for size in sizes for numbers in (_numbers(*size), _numbers(*size).flip(0))]
     lean = _computed(program, given)
-    own = program is not reductions or torch.__version__ >= "2.12"  # the header lacks some helpers of 2.11
+    own = (
+        program not in (reductions, double_precision) or torch.__version__ >= "2.12"
+    )  # the header lacks some helpers of 2.11
     assert builds and all(builds) is own, "kernels were compiled with torch's header"
     builds.clear()
     monkeypatch.setenv("SIDEFX_CACHE_DIR", str(tmp_path / "other"))
@@ -184,8 +242,26 @@ def test_results_are_those_of_torchs_header_bit_by_bit(
     assert builds and not any(builds)
     for i, (mine, torchs) in enumerate(zip(lean, whole, strict=True)):
         assert mine.dtype == torchs.dtype and mine.stride() == torchs.stride()
-        as_bits = {torch.float32: torch.int32, torch.bfloat16: torch.int16}.get(mine.dtype, mine.dtype)
+        as_bits = {torch.float32: torch.int32, torch.float64: torch.int64, torch.bfloat16: torch.int16}
+        as_bits = as_bits.get(mine.dtype, mine.dtype)
         assert torch.equal(mine.contiguous().view(as_bits), torchs.contiguous().view(as_bits)), f"result {i}"
+
+
+def test_a_division_by_zero_raises_eagers_error(builds: list[bool]) -> None:
+    def step(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (a % b) * 2 + a // b
+
+    compiled = sidefx_train.compile(step, fullgraph=True)
+    a, b = torch.arange(-20, 20), torch.full((40,), -3)
+    for divisor in (7, -3, 0, 5):
+        b[17] = divisor
+        if divisor:
+            assert torch.equal(compiled(a, b), step(a, b))
+            continue
+        for each in (step, compiled):
+            with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+                each(a, b)
+    assert builds and all(builds)
 
 
 def test_kernels_with_other_names_are_left_to_torchs_header() -> None:
@@ -205,7 +281,7 @@ extern "C"  void  cpp_fused_0(const float* in_ptr0, float* out_ptr0)
         ("const float*", "const at::Half*"),
         ("tmp0.exp()", "at::vec::Vectorized<at::BFloat16>::blendv(tmp0, tmp0, tmp0)"),
         ("tmp1 =", "tmp2 = std::frexp(1.0f); auto tmp1 ="),
-        ("Vectorized<float>", "Vectorized<double>"),
+        ("Vectorized<float>", "Vectorized<uint8_t>"),
         ("extern", "#include <vector>\nextern"),
     ]
     for old, new in changes:

@@ -18,6 +18,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import tempfile
 import time
 import warnings
@@ -37,6 +38,10 @@ _RECORD, _LIBRARY = ".sfx", ".so"
 _DEFAULT_LIMIT_MB = 2048
 _used_here: set[str] = set()
 """Names of libraries that this process has built or looked up."""
+_written: dict[Path, int] = {}
+"""Bytes that this process has written to a folder since it last knew the folder's size."""
+_SPARE = 64
+"""The part of the limit that :func:`shrink` leaves free: with as much written, the size is looked up again."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +51,21 @@ class CacheEntry:
     Attributes:
         path: its path.
         kind: ``"graph"``, ``"native"``, ``"library"``, ``"headers"`` or ``"other"`` (measurements).
-        label: description of what it was made from.
         size: bytes.
         used: time of creation or last load, in seconds since the epoch.
     """
 
     path: Path
     kind: str
-    label: str
     size: int
     used: float
+
+    @property
+    def label(self) -> str:
+        """Description of what it was made from, which is in the file."""
+        if self.path.suffix == _RECORD:
+            return _label(self.path)
+        return self.path.name if self.kind == "other" else self.path.stem[:16]
 
 
 def cache_dir() -> Path:
@@ -115,7 +125,8 @@ def store(kind: str, key: str, value: Any, label: str = "", machine: bool = Fals
     payload = zlib.compress(json.dumps(value).encode(), 1)
     header = {"kind": kind, "key": key, "label": label, "size": len(payload), "sha256": _digest(payload)}
     done = _write(_record_path(kind, key, machine), f"{_FORMAT}\n{json.dumps(header)}\n".encode() + payload)
-    if done:
+    place = _place(machine)
+    if done and (place not in _written or _written[place] >= limit_bytes() // _SPARE):
         shrink()
     return done
 
@@ -203,14 +214,16 @@ def limit_bytes() -> int:
 
 
 def shrink() -> int:
-    """Removes least recently used files until the cache is below its limit; returns the bytes freed.
+    """Removes least recently used files if the cache is above its limit; returns the bytes freed.
 
-    Libraries that this process has built or looked up stay: it may be about to load them.
+    Some space is left free, so that the sizes of all files need not be looked up whenever one is written. Libraries
+    that this process has built or looked up stay: it may be about to load them.
     """
     known, limit, freed = entries(), limit_bytes(), 0
+    _written.update(dict.fromkeys((cache_dir(), machine_dir()), 0))
     total = sum(entry.size for entry in known)
     known = [entry for entry in known if entry.kind != "library" or entry.path.stem not in _used_here]
-    while known and total - freed > limit:
+    while known and total - freed > limit - limit // _SPARE:
         freed += _remove(known.pop())
     return freed
 
@@ -247,6 +260,9 @@ def _write(path: Path, content: bytes) -> bool:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
         os.replace(temporary, path)
+        for place in (path.parent, path.parent.parent):
+            if place in _written:
+                _written[place] += len(content)
     except OSError as error:
         _warn(f"{path} cannot be written ({error}): it is created again in the next process")
         return False
@@ -254,15 +270,31 @@ def _write(path: Path, content: bytes) -> bool:
 
 
 def _entries() -> Iterator[CacheEntry]:
-    found = [(path, "headers", path.name[:16]) for path in machine_dir().glob("headers/*")]
     for folder in {cache_dir(), machine_dir()}:
-        found += [(path, path.parent.name.rstrip("s"), _label(path)) for path in folder.glob(f"*/*{_RECORD}")]
-        found += [(path, "library", path.stem[:16]) for path in folder.glob(f"libraries/*{_LIBRARY}")]
-        found += [(path, "other", path.name) for path in folder.glob("*.*")]
-    for path, kind, label in found:
-        with contextlib.suppress(OSError):  # another process removed it
-            files = list(path.iterdir()) if path.is_dir() else [path]
-            yield CacheEntry(path, kind, label, sum(file.stat().st_size for file in files), path.stat().st_mtime)
+        for path in _inside(folder):
+            name = os.path.basename(path)
+            if not os.path.isdir(path):
+                found = [(path, "other")]
+            elif name == "headers":
+                found = [(each, "headers") for each in _inside(path)]
+            elif name == "libraries":
+                found = [(each, "library") for each in _inside(path) if each.endswith(_LIBRARY)]
+            else:
+                found = [(each, name.rstrip("s")) for each in _inside(path) if each.endswith(_RECORD)]
+            for each, kind in found:
+                with contextlib.suppress(OSError):  # another process removed it
+                    status = os.stat(each)
+                    files = map(os.stat, _inside(each)) if stat.S_ISDIR(status.st_mode) else [status]
+                    yield CacheEntry(Path(each), kind, sum(file.st_size for file in files), status.st_mtime)
+
+
+def _inside(folder: str | Path) -> list[str]:
+    """Returns the paths in a folder; without :class:`~pathlib.Path`, which takes most of the time for thousands."""
+    try:
+        with os.scandir(folder) as found:
+            return [entry.path for entry in found]
+    except OSError:  # another process removed it
+        return []
 
 
 def _label(path: Path) -> str:

@@ -143,6 +143,24 @@ def test_what_was_used_longest_ago_goes_first(folder: Path, monkeypatch: pytest.
     assert {path.stem for path in (folder / "graphs").iterdir()} == {"old", "new"}
 
 
+def test_sizes_are_looked_up_again_after_a_part_of_the_limit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lookup at each record would take longer than a graph where there are thousands."""
+    monkeypatch.setenv("SIDEFX_CACHE_MB", "1")
+    lookups = []
+    entries = disk_cache.entries
+    monkeypatch.setattr(disk_cache, "entries", lambda: lookups.append(1) or entries())
+    for index in range(200):  # 20 kB each, incompressible: four times the limit
+        disk_cache.store("graph", str(index), os.urandom(10_000).hex())
+        assert sum(entry.size for entry in entries()) <= 1 << 20
+    assert 100 <= len(lookups) < 200
+    assert len(list((folder / "graphs").iterdir())) > 30  # and no more is removed than necessary
+    lookups.clear()
+    monkeypatch.setenv("SIDEFX_CACHE_MB", "2048")
+    for index in range(200):
+        disk_cache.store("graph", f"other {index}", index)
+    assert len(lookups) <= 1
+
+
 def test_a_library_stays_until_it_is_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIDEFX_CACHE_MB", "0")
     built = folder.parent / "built.so"

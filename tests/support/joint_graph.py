@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import sidefx_train
+from tests.support.parity import seed
 
 BACKENDS = ["eager", "aot_eager", "inductor"]
 
@@ -21,13 +22,13 @@ def compare(make, inputs, backend="eager", steps=3, whole=True, exact=None):
     strict = {"fullgraph": True, "on_failure": "raise"} if whole else {}
     outcomes = []
     for compiled in (False, True):
-        torch.manual_seed(0)
+        seed(0)
         fn, parameters = make()
         call = sidefx_train.compile(fn, backend=backend, **strict) if compiled else fn
         seen = []
         for i in range(steps):
             args = inputs(i)
-            torch.manual_seed(100 + i)
+            seed(100 + i)
             out = call(*args)
             flat = [t for t in (out.values() if isinstance(out, dict) else out if isinstance(out, tuple) else (out,))]
             loss = sum((t * torch.linspace(0.5, 2, t.numel()).view(t.shape)).sum() for t in flat if t.requires_grad)

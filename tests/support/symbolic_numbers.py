@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 import sidefx_train
+from tests.support.parity import seed
 
 
 class Space:
@@ -31,7 +32,7 @@ def graphs_for(step: Callable[[Space, int], Any], make: Callable[[], Space], cal
     for k in range(calls):
         shown = []
         for run, space in ((step, want), (compiled, have)):
-            torch.manual_seed(k)
+            seed(k)
             try:
                 shown.append((repr(run(space, k)), repr(space)))
             except IndexError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 _MOST_NODES = 64
 _MOST_ELEMENTS = 1 << 20
+_not_constant: weakref.WeakSet[fx.Node] = weakref.WeakSet()
+"""Nodes that are known to be no constants, nor those that they lead to: what leads to a node does not change."""
 
 
 def constant_value(tracer: GraphRecorder, value: torch.Tensor) -> torch.Tensor | None:
@@ -81,23 +84,32 @@ def _with_writers(tracer: GraphRecorder, node: fx.Node) -> set[fx.Node] | None:
 def _ancestors(wanted: Iterable[fx.Node]) -> set[fx.Node] | None:
     """Returns ``wanted`` with all nodes that lead there; ``None`` if these are many, or one is no constant."""
     seen: set[fx.Node] = set()
-    todo = list(wanted)
+    first = list(wanted)
+    todo = list(first)
     while todo:
         item = todo.pop()
         if item in seen:
             continue
-        if item.op not in ("call_function", "get_attr") or len(seen) >= _MOST_NODES:
+        if len(seen) >= _MOST_NODES or item in _not_constant or not _is_constant(item):
+            if len(first) == 1:
+                _not_constant.add(first[0])
             return None
-        if item.op == "call_function" and compat.is_random(item.target):
-            return None
-        held = item.meta.get("val")
-        if safe_isinstance(held, torch.Tensor):
-            count = held.numel()
-            if type(count) is not int or count > _MOST_ELEMENTS:
-                return None
         seen.add(item)
         todo.extend(item.all_input_nodes)
     return seen
+
+
+def _is_constant(node: fx.Node) -> bool:
+    """Returns True if a node computes a constant from constants."""
+    if node.op not in ("call_function", "get_attr"):
+        return False
+    if node.op == "call_function" and compat.is_random(node.target):
+        return False
+    held = node.meta.get("val")
+    if not safe_isinstance(held, torch.Tensor):
+        return True
+    count = held.numel()
+    return type(count) is int and count <= _MOST_ELEMENTS
 
 
 def _writers(graph: fx.Graph, nodes: set[fx.Node]) -> set[fx.Node]:

@@ -9,7 +9,8 @@ on it is a guard.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,7 +42,9 @@ class HostReads:
     def __init__(self, world: CaptureWorldAPI) -> None:
         self._world = world
         self._programs: dict[Any, tuple[Source, list[Any]]] = {}
-        self._not_known: set[tuple[fx.Node, str]] = set()
+        self._not_known: set[fx.Node] = set()
+        self._last_counted: fx.Node | None = None
+        """The last node of the graph when no result's size could be known."""
         self._ended = False
         self.wanted = False
 
@@ -61,23 +64,25 @@ class HostReads:
         tracer = self._world.tracer
         asked = [tracer.node_of(each) for each in values if type(each) is compat.FakeTensor and self._is_small(each)]
         read = [node.args[0] for node in tracer.graph.nodes if node.target is aten._local_scalar_dense.default]
-        self.wanted = any(self._may_know(node, self._of_node) for node in (*asked, *read)) or self._can_count()  # type: ignore[arg-type]
+        self.wanted = any(self._may_know(node) for node in (*asked, *read)) or self._can_count()  # type: ignore[arg-type]
 
-    def _may_know(self, node: fx.Node, found: Callable[[fx.Node], Any]) -> bool:
+    def _may_know(self, node: fx.Node) -> bool:
         """Returns True if the prologue can know what a node computes; asks once for one of which it cannot."""
-        key = node, found.__name__
-        if key in self._not_known:
+        if node in self._not_known:
             return False
-        if found(node) is not None:
+        if self._of_node(node) is not None:
             return True
-        self._not_known.add(key)
+        self._not_known.add(node)
         return False
 
     def _can_count(self) -> bool:
         """Returns True if the step has a result whose size depends on contents, and the prologue can know its size."""
-        for node in self._world.tracer.graph.nodes:
-            if type(node.target) in compat.OPERATORS and self._may_know(node, self._count_of_node):
+        nodes = self._world.tracer.graph.nodes
+        new = list(takewhile(lambda node: node is not self._last_counted, reversed(nodes)))
+        for node in reversed(new):
+            if type(node.target) in compat.OPERATORS and self._count_of_node(node) is not None:
                 return True
+        self._last_counted = new[0] if new else self._last_counted
         return False
 
     def _count_of_node(self, node: fx.Node) -> tuple[Source, list[Any]] | None:

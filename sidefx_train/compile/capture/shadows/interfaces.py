@@ -45,6 +45,8 @@ class NumberRecorder(Protocol):
 
     def number_of(self, value: Any) -> Any: ...
 
+    def found(self, number: Any) -> tuple[Source, Number] | None: ...
+
 
 class StorageRecorder(Protocol):
     """Records the tensors whose storage was replaced."""

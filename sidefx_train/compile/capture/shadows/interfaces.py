@@ -84,6 +84,7 @@ class ShadowTableAPI(GuardRecorder, ABC):
     definitions: DefinitionRecorder
     identities: IdentityRecorder
     memory: StorageRecorder
+    unknown_iterators: set[str]
     shown: Any
 
     @abstractmethod

@@ -256,10 +256,12 @@ def advance(iterator: Iterator[Any], count: int | None) -> None:
 def outside_iterator(heap: ShadowTableAPI, real: Any, source: Source) -> Record:
     """Returns the record of an iterator whose position is not shadowed."""
     heap.guard("type", source, type(real))
-    return Record(heap, real, NativeIterator(type(real), _refusal(heap, source)), source)
+    return Record(heap, real, NativeIterator(type(real), refusal(heap, source)), source)
 
 
-def _refusal(heap: ShadowTableAPI, source: Source) -> Callable[[], NoReturn]:
+def refusal(heap: ShadowTableAPI, source: Source) -> Callable[[], NoReturn]:
+    """Returns what stops the capture where such an iterator is advanced."""
+
     def refuse() -> NoReturn:
         code, why = ("SFX113", "continues a loop") if heap.is_part else ("SFX103", "advances the outside iterator")
         heap.refuse(code, f"{why} {source.label}")
@@ -294,7 +296,7 @@ def _given(heap: ShadowTableAPI, inside: Source, part: tuple[Any, ...], names: t
             yield heap.shadow(real, source)
             continue
         heap.guard("type", source, type(real))
-        made = ClosingIterator(type(real), _refusal(heap, source), functools.partial(heap.dropped, source.label))
+        made = ClosingIterator(type(real), refusal(heap, source), functools.partial(heap.dropped, source.label))
         yield heap.register(ClosingRecord(heap, real, made, source))
         del made
 

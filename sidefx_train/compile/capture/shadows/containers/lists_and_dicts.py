@@ -100,6 +100,14 @@ class ListRecord(Record):
         base.clear(self.shadow)
         base.extend(self.shadow, self.snapshot)
 
+    @property
+    def is_changed(self) -> bool:
+        """Returns True if the step has changed which items the list has."""
+        if not self.filled:
+            return bool(self.shadow or self.edits)
+        now = self.shadow
+        return len(now) != len(self.snapshot) or any(a is not b for a, b in zip(now, self.snapshot, strict=True))
+
     def at(self, index: int) -> Any:
         """Returns the item at an index without reading the others; :data:`ABSENT` if that is not possible, or if the
         index counts from the start of a list that does not grow."""

@@ -128,7 +128,7 @@ class Interpreter:
         answer = self.world.intercept_call(fn, args, kwargs)
         if answer is not ABSENT:
             if kind is types.FunctionType:
-                self.world.runs(fn, False)
+                self.world.runs(fn, natively=False, answered=True)
             return answer
         if kind is types.FunctionType:
             return self.inline(fn, args, kwargs)

@@ -64,8 +64,8 @@ def runs_library_code(cls: type) -> bool:
 
 
 _CONVERSIONS = (
-    ("__fspath__", "__len__", "__getitem__", "__iter__", "__contains__", "__float__", "__int__", "__index__")
-    + ("__complex__", "__bool__", "__hash__", "__eq__", "__lt__")
+    *("__fspath__", "__len__", "__getitem__", "__iter__", "__contains__", "__float__", "__int__", "__index__"),
+    *("__complex__", "__bool__", "__hash__", "__eq__", "__lt__"),
 )
 _READ_BY_ATTRIBUTE = (torch.nn.Module, torch.Tensor, torch.optim.Optimizer, enum.Enum, type, BaseException)
 

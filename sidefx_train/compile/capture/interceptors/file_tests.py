@@ -32,5 +32,5 @@ def _ask(function: Callable[[str], Any], world: TraceWorld, args: tuple[Any, ...
 for _function in FILE_TESTS:
     registry.intercept(_function)(functools.partial(_ask, _function))
 
-for _function, _of_text in PATH_TESTS.items():
-    registry.intercept(_function)(functools.partial(_ask, _of_text))
+for _method, _of_text in PATH_TESTS.items():
+    registry.intercept(_method)(functools.partial(_ask, _of_text))

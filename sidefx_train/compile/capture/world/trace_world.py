@@ -154,7 +154,7 @@ class TraceWorld(CaptureWorldAPI):
         tracer.wrapper_dispatch = self.wrapper_dispatch.run
         compat.on_condition(tracer.shape_env, self.decisions.note)
 
-        self.heap.reenter = self.interp.reentering
+        self.heap.reenter = self.interp.reentering_hook
         self.heap.dropped = self.interp.note_dropped
         self.heap.decides = self.decisions.note
         self.heap.own_key = self.own_key

@@ -270,7 +270,10 @@ def refusal(heap: ShadowTableAPI, source: Source) -> Callable[[], NoReturn]:
 
 
 def given_state(
-    heap: ShadowTableAPI, state: list[tuple[Any, ...]], names: tuple[tuple[str, ...], ...]
+    heap: ShadowTableAPI,
+    state: list[tuple[Any, ...]],
+    names: tuple[tuple[str, ...], ...],
+    changing: frozenset[str] = frozenset(),
 ) -> tuple[Any, ...]:
     """Returns shadows of a resume function's argument, ``[cells, values]``; its code empties the list.
 
@@ -278,15 +281,22 @@ def given_state(
         heap: the shadow table.
         state: the cells and values.
         names: the user's names of them.
+        changing: those that differ in each round of a loop: integers are inputs from the start.
     """
     place = heap.sources.arg(0)
     parts = enumerate(zip(state, names, strict=True))
-    return ([tuple(_given(heap, heap.sources.item(place, i), part, called)) for i, (part, called) in parts],)
+    return ([tuple(_given(heap, heap.sources.item(place, i), part, called, changing)) for i, (part, called) in parts],)
 
 
-def _given(heap: ShadowTableAPI, inside: Source, part: tuple[Any, ...], names: tuple[str, ...]) -> Iterator[Any]:
+def _given(
+    heap: ShadowTableAPI, inside: Source, part: tuple[Any, ...], names: tuple[str, ...], changing: frozenset[str]
+) -> Iterator[Any]:
     for i, (real, name) in enumerate(zip(part, names, strict=True)):
         source = heap.sources.item(inside, i, name)
+        if type(real) is int and name in changing:
+            heap.guard("type", source, int)
+            yield heap.numbers.length(real, source)
+            continue
         if type(real) not in HOLDERS:
             yield heap.shadow(real, source)
             continue

@@ -129,6 +129,11 @@ def base_container(cls: type) -> type | None:
     return next((base for base in (OrderedDict, dict, list, deque, set) if issubclass(cls, base)), None)
 
 
+def is_named_tuple(cls: type) -> bool:
+    """Returns True for a class of named tuples whose instances have no attributes besides."""
+    return issubclass(cls, tuple) and hasattr(cls, "_fields") and not cls.__dictoffset__
+
+
 def make_tuple(cls: Any, items: Iterable[Any]) -> Any:
     """Returns a tuple of class ``cls``, created without its own ``__new__``; C structures need theirs."""
     return cls(tuple(items)) if is_structure(cls) or cls is torch.Size else tuple.__new__(cls, items)

@@ -1,8 +1,8 @@
 """``isinstance`` and ``getattr`` for values of the program.
 
 The builtins ask the object for its ``__class__`` where the class alone does not say yes. That runs the program's
-``__getattribute__``, if its class has one, and the program could observe it. Modules that inspect values of the program
-call the functions of this module instead.
+``__getattribute__`` or a property of that name, if its class has one, and the program could observe it. Modules that
+inspect values of the program call the functions of this module instead.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ _type_attribute = type.__getattribute__
 
 HEAP_TYPE = 1 << 9
 """``Py_TPFLAGS_HEAPTYPE``: the flag of classes that are not static in C."""
+
+_WITHOUT_CLAIM: dict[int, weakref.ref[type]] = {}
+"""Classes found to have no ``__class__`` of their own, by their ids: a dict of classes would run their ``__hash__``."""
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -36,11 +39,22 @@ def safe_isinstance(value: object, classes: tuple[type[A], type[B], type[C], typ
 @overload
 def safe_isinstance(value: object, classes: Any) -> bool: ...
 def safe_isinstance(value: Any, classes: Any) -> bool:
-    """``isinstance(value, classes)`` that never runs a ``__getattribute__`` written in Python."""
+    """``isinstance(value, classes)`` that never runs a ``__getattribute__`` or ``__class__`` written in Python."""
     cls = type(value)
     if type(_type_attribute(cls, "__getattribute__")) is types.FunctionType:  # `hooks_loads`, without a call
         return issubclass(cls, classes)
+    if id(cls) not in _WITHOUT_CLAIM and claims_a_class(cls):
+        return issubclass(cls, classes)
     return isinstance(value, classes)
+
+
+def claims_a_class(cls: type) -> bool:
+    """Returns True if a class of the program defines the ``__class__`` of its instances, as mocks do."""
+    if any("__class__" in _type_attribute(base, "__dict__") for base in _type_attribute(cls, "__mro__")[:-1]):
+        return True
+    number = id(cls)
+    _WITHOUT_CLAIM[number] = weakref.ref(cls, lambda _: _WITHOUT_CLAIM.pop(number, None))
+    return False
 
 
 def hooks_loads(cls: type) -> bool:

@@ -23,7 +23,7 @@ from sidefx_train.compile.capture.guards.specialization import Specialization
 from sidefx_train.compile.capture.interpreter.interpreter import Suspended
 from sidefx_train.compile.capture.recording.size_asserts import assert_sizes
 from sidefx_train.compile.capture.recording.tracer import GraphTracer
-from sidefx_train.compile.capture.resume.resume_function import given_names, is_continuation
+from sidefx_train.compile.capture.resume.resume_function import given_names, is_continuation, loop_variables
 from sidefx_train.compile.capture.resume.statements import DataCalls
 from sidefx_train.compile.capture.resume.suspension import StopPoint, Suspension, frames_of, stop_points, suspend
 from sidefx_train.compile.capture.shadows.containers.iterators import given_state
@@ -233,7 +233,10 @@ class CaptureRun:
         fn, args, heap = self.fn, self.args, self.world.heap
         self.world.defined_at, heap.sources.parameters = definition_of(fn)
         target = heap.shadow(fn, heap.sources.const(fn, self.name))
-        shadows = given_state(heap, args[0], given_names(fn)) if heap.is_part else heap.shadows(args)
+        if heap.is_part:
+            shadows = given_state(heap, args[0], given_names(fn), loop_variables(fn))
+        else:
+            shadows = heap.shadows(args)
         named = {key: heap.shadow(value, heap.sources.kwarg(key), key) for key, value in self.kwargs.items()}
         return target, shadows, named
 

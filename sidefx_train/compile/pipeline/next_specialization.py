@@ -23,6 +23,10 @@ def after_stop(spec: Specialization, world: TraceWorld, stop: Unsupported) -> Sp
         return replace(spec, reads_draws=True, reads_dependent_draws=spec.reads_draws)
     if world.random_draws.wants_early:
         return replace(spec, early_arrays=spec.early_arrays | world.random_draws.wants_early)
+    if not world.heap.unknown_iterators <= spec.native_iterators:
+        return replace(spec, native_iterators=spec.native_iterators | world.heap.unknown_iterators)
+    if world.heap.identities.needs_appended and spec.picks_appended:
+        return replace(spec, picks_appended=False)
     if world.host_reads.wanted:
         return replace(spec, reads_inputs=True)
     if (world.native_backward_wanted or world.left_hooks.wants_native) and not spec.native_backward:

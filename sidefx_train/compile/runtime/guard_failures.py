@@ -157,8 +157,9 @@ def specialized_after(
     label = guard.source.label
     spec = _after_read(_after_draw(spec, newest, guard), guard)
     changes = newest.changes(*call)
-    if changes.iterators:
-        spec = replace(spec, native_iterators=spec.native_iterators | changes.iterators)
+    if changes.iterators:  # loops around the one that has gone on will go on, too
+        around = {each.label for each in newest.captured.iterators} if in_part else set()
+        spec = replace(spec, native_iterators=spec.native_iterators | changes.iterators | around)
     if guard.kind in ("names", "code"):
         return spec, Missed(f"{label}.{value}", str(guard.value), "another", guard.location)
     spec = _after_changes(spec, guard, value, changes, sizes, in_part)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tests.support.graph_breaks import in_parts, outside, trained
-from tests.support.parity import Program, batches
+from tests.support.parity import Program, batches, parity
 
 pytestmark = pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarning")
 
@@ -98,3 +98,35 @@ def test_a_list_changed_while_it_is_walked_over():
         return loss
 
     in_parts(trained(after))
+
+
+def test_epochs_over_minibatches_share_their_parts():
+    """The variables of both loops are inputs from the start, and both loops go on natively once the inner one does."""
+
+    def make() -> Program:
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+
+        def step(x, y):
+            seen = []
+            for epoch in range(4):
+                stop = False
+                for start in range(0, 16, 4):
+                    error = model(x[start : start + 4]).squeeze(1) - y[start : start + 4]
+                    distance = error.abs().mean().item()
+                    seen.append((epoch, start, distance))
+                    if distance > 1e3:
+                        stop = True
+                        break
+                    loss = error.square().mean()
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+                if stop:
+                    break
+            return seen
+
+        return Program(step, batches((16, 4), (16,)), (model, optimizer))
+
+    report = parity(make, steps=4, captures=None, whole=False)
+    assert report.graph_count <= 10, f"{report}"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import collections
+import os
+import pathlib
 import warnings
 from typing import Any
 
@@ -136,3 +139,36 @@ def test_they_run_at_each_call(name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SideFXWarning)
         assert run(captured=True) == run(captured=False)
+
+
+OF_LIBRARIES: dict[str, tuple[Any, Any]] = {
+    "path": (lambda: pathlib.Path("/runs") / "best", os.fspath),
+    "joined path": (lambda: pathlib.Path("/runs") / "best", lambda o: os.path.join(o, "x.pt")),
+    "paths in a list": (lambda: [pathlib.Path("/a") / "b", pathlib.Path("/a") / "c"], os.path.commonpath),
+    "sequence": (lambda: collections.UserList([1, 2]), lambda o: torch.tensor(o).sum().item()),
+    "sequence of sequences": (
+        lambda: collections.UserList([[1, 2], collections.UserList([3, 4])]),
+        lambda o: np.array(o).tolist(),
+    ),
+}
+
+
+class Holder:
+    value: Any
+
+
+@pytest.mark.filterwarnings("ignore::sidefx_train.errors.SideFXWarning")
+@pytest.mark.parametrize("name", OF_LIBRARIES)
+def test_methods_of_libraries_see_what_their_objects_hold(name):
+    """They run past the interpreter: all that they may read is read before."""
+    make, use = OF_LIBRARIES[name]
+    held = Holder()
+
+    @sidefx_train.compile(backend="eager")
+    def step(x):
+        return x * 2, use(held.value)
+
+    for _ in range(3):
+        held.value = make()  # a path remembers its text once it is asked
+        found = step(torch.ones(2))[1]
+        assert found == use(make())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -62,8 +63,130 @@ DRAWS = {
 }
 
 
+class Transition(NamedTuple):
+    state: Any
+    action: Any
+    reward: Any
+    last: Any
+
+
+def of_transitions(draw, limit, item=Transition, backward=True):
+    """A step that appends a transition, of tensors and numbers, and draws some that may include it."""
+
+    def make() -> Program:
+        buffer: deque = deque(maxlen=limit)
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+        generator = random.Random(0)
+
+        def step(state, action, reward, last):
+            buffer.append(item(state, action, reward, last))
+            if len(buffer) < 4:
+                return None
+            states, actions, rewards, lasts = zip(*draw(generator, buffer), strict=True)
+            wanted = torch.tensor(rewards) * (1 - torch.tensor(lasts, dtype=torch.float32))
+            loss = (model(torch.stack(states))[:, 0] - wanted - torch.stack(actions)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        def batch(i):
+            numbers = torch.Generator().manual_seed(i)
+            state, action = torch.randn(4, generator=numbers), torch.randn((), generator=numbers)
+            return state, action, i / 7, i % 3 == 0
+
+        return Program(step, batch, (model, optimizer, buffer))
+
+    return make
+
+
+BY_INDEX = {
+    **DRAWS,
+    "places": lambda generator, items: [items[i] for i in generator.sample(range(len(items)), 3)],
+    "from the end": lambda generator, items: [items[-1 - generator.randrange(len(items))] for _ in range(3)],
+}
+
+
+@pytest.mark.parametrize("limit", [None, 9])
+@pytest.mark.parametrize("name", BY_INDEX)
+def test_what_is_drawn_may_have_just_been_appended(name, limit):
+    report = parity(of_transitions(BY_INDEX[name], limit), steps=40, captures=None)
+    assert len(report.captures) <= 7, f"{report}"
+
+
+def test_plain_tuples_are_drawn_in_the_default_backend():
+    item = lambda *parts: parts  # noqa: E731
+    report = parity(of_transitions(DRAWS["sample"], 9, item), steps=16, backend="inductor", captures=None)
+    assert len(report.captures) <= 7, f"{report}"
+
+
+USED_ITSELF = {
+    "compared": lambda buffer, drawn, kept: drawn is buffer[-1],
+    "kept": lambda buffer, drawn, kept: kept.append(drawn),
+    "searched": lambda buffer, drawn, kept: [each is drawn for each in [buffer[-1], buffer[-2]]],
+}
+
+
+@pytest.mark.parametrize("name", USED_ITSELF)
+def test_identity_of_the_item_that_was_appended(name):
+    def make() -> Program:
+        buffer: deque = deque(maxlen=5)
+        generator, kept = random.Random(0), []
+
+        def step(x, y):
+            buffer.append((x, y))
+            drawn = generator.choice(buffer)
+            result = USED_ITSELF[name](buffer, drawn, kept)
+            return drawn[0] + 1, result, bool(kept) and kept[-1] is buffer[-1]
+
+        def batch(i):
+            return transition(i)
+
+        return Program(step, batch, (buffer,))
+
+    parity(make, steps=20, captures=None, whole=False)
+
+
+def test_appended_items_that_the_graph_computes():
+    """They are not found before it runs: the draw runs natively."""
+
+    def make() -> Program:
+        buffer: deque = deque(maxlen=5)
+        generator = random.Random(0)
+
+        def step(x, y):
+            buffer.append((x.relu(), y))
+            return sum(first for first, _ in generator.choices(buffer, k=2))
+
+        return Program(step, transition, (buffer,))
+
+    report = parity(make, steps=20, captures=None, whole=False)
+    assert {each.code for each in report.breaks} == {"SFX114"}, f"{report}"
+
+
+def test_appended_tensors_that_are_written():
+    """What the step writes to a tensor that it has appended is seen in what it draws, before and after the draw."""
+
+    def make() -> Program:
+        buffer: deque = deque(maxlen=4)
+        generator = random.Random(0)
+
+        def step(x, y):
+            x.mul_(2)
+            buffer.append((x, y))
+            (drawn, _), (other, _) = generator.choices(buffer, k=2)
+            x.add_(1)
+            other.sub_(0.5)
+            return drawn + other, drawn is x
+
+        return Program(step, transition, (buffer,))
+
+    parity(make, steps=30, captures=None, whole=False)
+
+
 @pytest.mark.parametrize("name", DRAWS)
-def test_draws_run_natively_as_a_whole(name):
+def test_draws_of_items_that_are_returned_run_natively(name):
     report = parity(program(DRAWS[name], limit=1000), steps=60, captures=None, whole=False)
     assert len(report.captures) == 2, f"{report}"
     assert [each.code for each in report.breaks] == ["SFX114"], f"{report}"

@@ -155,7 +155,28 @@ def stored_keys(container: Any) -> tuple[Any, ...]:
 
 
 _ABSENT = object()
+NOT_FOUND = object()
+"""What a :class:`Pick` returns where there is no such item: no guard accepts it."""
+
 _CONTAINERS = (OrderedDict, dict, list, tuple, deque, set, frozenset)
+
+
+_FETCHED = frozenset({"const", "arg", "kwarg", "attr", "item", "cell"})
+
+
+def can_fetch(source: Source | None) -> bool:
+    """Returns True for a path that can be followed before its guards are tested: it runs no code of the program."""
+    while source is not None:
+        if source.kind == "computed":
+            return all(map(can_fetch, source.key.operands))
+        parent = source.parent
+        if source.kind == "call" and parent is not None and parent.kind == "slot" and parent.key == "__len__":
+            source = parent.parent
+            continue
+        if source.kind not in _FETCHED or source.hooked:
+            return False
+        source = source.parent
+    return True
 
 
 class Pick:
@@ -169,21 +190,25 @@ class Pick:
     Attributes:
         label: the index for messages.
         operands: sources of the numbers.
+        index_of: computes the index from the numbers.
+        makes_objects: what it returns may be a new object at every call.
     """
 
-    __slots__ = ("_index", "label", "operands")
+    makes_objects = False
+
+    __slots__ = ("index_of", "label", "operands")
 
     def __init__(self, code: str, operands: dict[str, Source], names: dict[str, Any]) -> None:
         self.operands = tuple(operands.values())
         self.label = re.sub(r"\w+", lambda name: str(operands.get(name.group(), name.group())), code)
-        self._index: Callable[..., int] = eval(f"lambda {', '.join(operands)}: {code}", dict(names))
+        self.index_of: Callable[..., int] = eval(f"lambda {', '.join(operands)}: {code}", dict(names))
 
     def __call__(self, items: Any, *numbers: Any) -> Any:
         """Returns the item, or a value that no guard accepts."""
         if type(items) not in (list, deque) or any(type(number) is not int for number in numbers):
-            return _ABSENT
-        index = self._index(*numbers)
-        return items[index] if -len(items) <= index < len(items) else _ABSENT
+            return NOT_FOUND
+        index = self.index_of(*numbers)
+        return items[index] if -len(items) <= index < len(items) else NOT_FOUND
 
 
 class SourceTable:

@@ -75,6 +75,7 @@ class Specialization:
         perhaps_changing: those of them that have changed once or twice: the same, unless that stops the capture.
         native_array_functions: code of library functions that get such an array, and run natively as a whole.
         separates_aliases: one tensor, or one tuple, in several places counts as several that the step only reads.
+        picks_appended: an item drawn from a list may be one that the step has just appended to it.
         aliases_matter: the step does not only read them.
         views_needing_base: labels of views whose bases are mutated with grad and enter the graph too.
         assumes_nothing: no condition on a tensor is assumed: one did not hold, or a backward outside is cut off.
@@ -125,6 +126,7 @@ class Specialization:
     perhaps_changing: frozenset[str] = frozenset()
     native_array_functions: frozenset[CodeType] = frozenset()
     separates_aliases: bool = False
+    picks_appended: bool = True
     aliases_matter: bool = False
     views_needing_base: frozenset[str] = frozenset()
     assumes_nothing: bool = False

@@ -1,6 +1,7 @@
 """Interceptors for functions of torch and of libraries; importing this package registers them."""
 
 from sidefx_train.compile.capture.interceptors import clocks as clocks
+from sidefx_train.compile.capture.interceptors import file_tests as file_tests
 from sidefx_train.compile.capture.interceptors import function_modes as function_modes
 from sidefx_train.compile.capture.interceptors import import_statements as import_statements
 from sidefx_train.compile.capture.interceptors import json_text as json_text

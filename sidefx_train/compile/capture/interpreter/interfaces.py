@@ -53,9 +53,9 @@ class World(Protocol):
     def found_module(self, name: str) -> Any:
         """Returns the entry of ``sys.modules`` for a name, or :data:`ABSENT`."""
 
-    def runs(self, fn: types.FunctionType, natively: bool) -> bool:
-        """Called before each Python function runs; False makes the interpreter inline one that the policy would run
-        natively."""
+    def runs(self, fn: types.FunctionType, natively: bool, answered: bool = False) -> bool:
+        """Called before each Python function runs, or where :meth:`intercept_call` has ``answered`` its call; False
+        makes the interpreter inline one that the policy would run natively."""
 
     def type_of(self, obj: Any) -> type:
         """Returns the class that the program must see (``torch.Tensor`` for a fake tensor, ``int`` for a symbolic

@@ -27,7 +27,7 @@ from sidefx_train.compile.capture.interpreter.object_model import (
 )
 from sidefx_train.compile.common.sentinels import ABSENT, NATIVE_CODE, transparent
 from sidefx_train.compile.common.signal_handlers import HandlerRaised
-from sidefx_train.compile.common.type_checks import safe_isinstance, set_field
+from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance, set_field
 from sidefx_train.compile.common.user_code import is_user_file
 from sidefx_train.errors import Location, Unsupported
 
@@ -44,6 +44,22 @@ class Suspended(BaseException):
         super().__init__("suspended")
         self.frames = frames
         self.handled = handled
+
+
+_TAKE_HOOKS = frozenset(
+    {"register_hook", "register_prehook", "register_post_accumulate_grad_hook", "_push_saved_tensors_default_hooks"}
+    | {"apply_", "map_", "map2_"}
+)
+"""Names of C functions whose arguments C code calls, now or in a backward."""
+
+_CALLING_MODULES = ("torch.autograd.functional", "torch.autograd.graph", "torch.nn.functional", "torch._tensor")
+"""Modules whose Python functions run natively and may call an argument, or give it to such a C function."""
+
+
+def _calls_arguments(fn: Any) -> bool:
+    if type(fn) is types.FunctionType:
+        return fn.__module__ in _CALLING_MODULES
+    return attribute_of(fn, "__name__") in _TAKE_HOOKS
 
 
 class Interpreter:
@@ -128,7 +144,7 @@ class Interpreter:
         answer = self.world.intercept_call(fn, args, kwargs)
         if answer is not ABSENT:
             if kind is types.FunctionType:
-                self.world.runs(fn, False)
+                self.world.runs(fn, natively=False, answered=True)
             return answer
         if kind is types.FunctionType:
             return self.inline(fn, args, kwargs)
@@ -177,6 +193,10 @@ class Interpreter:
         if safe_isinstance(fn, type) and fn.__module__ == "itertools":  # ``groupby(values, type)`` sees shadows
             args = tuple(self.type_of if value is type else value for value in args)
             kwargs = {k: self.type_of if value is type else value for k, value in kwargs.items()}
+        if _calls_arguments(fn):
+            method = bool(args) and getattr(type(args[0]), fn.__name__, None) is fn  # the object itself is not called
+            args = (*args[:method], *map(self.reentering_hook, args[method:]))
+            kwargs = {name: self.reentering_hook(value) for name, value in kwargs.items()}
         for value in args:
             if function_calls.runs_python(value):
                 args = tuple(self.reentering(v) for v in args)
@@ -191,7 +211,9 @@ class Interpreter:
         """Returns what to pass to C code in place of ``fn``."""
         if not function_calls.runs_python(fn) or (type(fn) is types.FunctionType and id(fn.__code__) in NATIVE_CODE):
             return fn
+        return self._wrapped(fn)
 
+    def _wrapped(self, fn: Any) -> Any:
         def reenter(*args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() != self.thread:
                 return fn(*args, **kwargs)  # frames belong to the thread of the program
@@ -199,6 +221,10 @@ class Interpreter:
 
         NATIVE_CODE.add(id(reenter.__code__))
         return self.world.callback(fn, reenter)
+
+    def reentering_hook(self, fn: Any) -> Any:
+        """Returns what to pass to C code that will call ``fn``: a function, or an object with a ``__call__``."""
+        return self._wrapped(fn) if function_calls.is_python_callable(fn) else self.reentering(fn)
 
     def execute(self, frame: Frame, pending: BaseException | None = None) -> int:
         """Runs ``frame`` until it returns or yields; the value is left in ``frame.result``.

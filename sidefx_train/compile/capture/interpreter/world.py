@@ -86,7 +86,7 @@ class DirectWorld:
     def found_module(self, name: str) -> Any:
         return sys.modules.get(name, ABSENT)
 
-    def runs(self, fn: types.FunctionType, natively: bool) -> bool:
+    def runs(self, fn: types.FunctionType, natively: bool, answered: bool = False) -> bool:
         return True
 
     def refusal(self, error: BaseException) -> Unsupported | None:

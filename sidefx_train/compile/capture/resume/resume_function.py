@@ -15,6 +15,7 @@ Cells of the original code and of its closure become variables of the new code t
 
 from __future__ import annotations
 
+import itertools
 import types
 import weakref
 from dataclasses import replace
@@ -22,6 +23,7 @@ from typing import Any
 
 import bytecode as bc
 
+from sidefx_train.compile.capture.interpreter.dispatch import code_info
 from sidefx_train.compile.capture.resume.frame_layout import (
     CALLS,
     SKIPPED,
@@ -60,6 +62,24 @@ def given_names(fn: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     layout = _origins[id(fn.__code__)][0]
     held = sum(slot is not Slot.NULL for slot in layout.stack)
     return layout.cells, (*layout.names, *(f"stack[{i}]" for i in range(held)))
+
+
+def loop_variables(fn: Any) -> frozenset[str]:
+    """Returns the variables that the ``for`` statements around a continuation's entry set in each round."""
+    layout = _origins[id(fn.__code__)][0]
+    info = code_info(layout.code)
+    found: set[str] = set()
+    for start, instr in enumerate(info.instructions):
+        if instr.name == "FOR_ITER" and start < layout.index < instr.target:
+            targets = itertools.islice(info.instructions, start + 1, None)
+            first = next(targets)
+            count = 1 if first.name.startswith("STORE_") else first.arg if first.name == "UNPACK_SEQUENCE" else 0
+            stores = [first] if count == 1 and first.name.startswith("STORE_") else itertools.islice(targets, count)
+            found |= {info.slots[each.arg] for each in stores if each.name in _STORES}
+    return frozenset(found)
+
+
+_STORES = frozenset({"STORE_FAST", "STORE_DEREF"})
 
 
 def function(code: types.CodeType, space: dict[str, Any]) -> types.FunctionType:

@@ -15,7 +15,7 @@ from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.guard import Guard
 from sidefx_train.compile.capture.guards.source import Source
 from sidefx_train.compile.capture.shadows.records import Record, TensorRecord
-from sidefx_train.compile.common.plain_values import make_tuple
+from sidefx_train.compile.common.plain_values import is_named_tuple, make_tuple
 from sidefx_train.compile.common.sentinels import ABSENT
 from sidefx_train.compile.common.type_checks import safe_isinstance
 
@@ -53,7 +53,7 @@ class AliasedInputs:
             in_tensor = record.source.parent is not None and id(record.source.parent) in self._of_tensors()
             dense = record.real.layout is torch.strided and record.real._base is None
             return _is_readable(record) and dense and not in_tensor
-        return type(record.real) is tuple or _is_named_tuple(type(record.real))
+        return type(record.real) is tuple or is_named_tuple(type(record.real))
 
     def settle(self, changed: set[int]) -> bool:
         """Determines which tensors may be in several places at later calls; returns False if the capture has a copy of
@@ -118,10 +118,6 @@ def _is_readable(record: TensorRecord) -> bool:
     real = record.real
     plain = type(real) is torch.Tensor and not real.requires_grad and not real.is_inference()
     return plain and record.kind == "tensor" and not real.is_conj() and not real.is_neg()
-
-
-def _is_named_tuple(cls: type) -> bool:
-    return issubclass(cls, tuple) and hasattr(cls, "_fields") and not cls.__dictoffset__
 
 
 def _of_tensor(real: torch.Tensor) -> torch.Tensor:

@@ -23,16 +23,29 @@ if TYPE_CHECKING:
 
 
 class Identities:
-    """Objects that one capture has distinguished by identity."""
+    """Objects that one capture has distinguished by identity.
+
+    Attributes:
+        needs_appended: the step uses the identity of an item that it may have appended to a list.
+    """
 
     def __init__(self, heap: ShadowTableAPI) -> None:
         self._heap = heap
         self._distinguished: dict[int, Record] = {}
         """Objects that served as keys, or that C code compared with others."""
+        self.needs_appended = False
+
+    def refuse_made(self, record: Record | None) -> None:
+        """Refuses to use the identity of an item that the prologue makes, which the step appends later."""
+        if record is not None and record.source.kind == "picked" and record.source.key.makes_objects:
+            self.needs_appended = True
+            self._heap.refuse("SFX104", f"uses {record.source.label} itself, which the step may have appended")
 
     def guard_distinct(self, one: Any, other: Any) -> None:
         """Guards that two outside objects stay distinct: the step relies on it."""
         first, second = self._heap.record_of(one), self._heap.record_of(other)
+        self.refuse_made(first)
+        self.refuse_made(second)
         if first is None or second is None or first is second or type(first.real) is not type(second.real):
             return
         bases = (first.base, second.base)

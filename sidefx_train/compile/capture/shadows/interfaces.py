@@ -45,6 +45,8 @@ class NumberRecorder(Protocol):
 
     def number_of(self, value: Any) -> Any: ...
 
+    def found(self, number: Any) -> tuple[Source, Number] | None: ...
+
 
 class StorageRecorder(Protocol):
     """Records the tensors whose storage was replaced."""
@@ -82,6 +84,7 @@ class ShadowTableAPI(GuardRecorder, ABC):
     definitions: DefinitionRecorder
     identities: IdentityRecorder
     memory: StorageRecorder
+    unknown_iterators: set[str]
     shown: Any
 
     @abstractmethod

@@ -74,6 +74,18 @@ class OutsideNumbers:
             self._of_truths[id(found)] = found, number
         return found
 
+    def found(self, number: Any) -> tuple[Source, Number] | None:
+        """Returns where a number or truth value is found that is an input, and its value now; ``None`` for a computed
+        one."""
+        truth, as_number = self._of_truths.get(id(number), (None, None))
+        if truth is number and truth is not None:
+            source, real = next((source, real) for known, source, real in self.inputs if known is as_number)
+            assert source.parent is not None and source.parent.parent is not None, "a truth has an __int__"
+            return source.parent.parent, bool(real)
+        if id(number) in self.of_numpy:
+            return self.of_numpy[id(number)]
+        return next(((source, real) for known, source, real in self.inputs if known is number), None)
+
     def number_of(self, value: Any) -> Any:
         """Returns the symbolic 0 or 1 of a truth value that is an input; any other value as it is."""
         truth, number = self._of_truths.get(id(value), (None, None))

@@ -31,6 +31,7 @@ from sidefx_train.compile.capture.shadows.aliased_inputs import AliasedInputs
 from sidefx_train.compile.capture.shadows.containers import iterators
 from sidefx_train.compile.capture.shadows.containers.cells_and_globals import CellRecord, NamespaceRecord
 from sidefx_train.compile.capture.shadows.containers.instance_dicts import InstanceDictRecord
+from sidefx_train.compile.capture.shadows.containers.known_iterators import known_iterator
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord
 from sidefx_train.compile.capture.shadows.containers.mapping_views import view_shadow
 from sidefx_train.compile.capture.shadows.containers.outside_counts import count_record
@@ -120,6 +121,7 @@ class ShadowTable(ShadowTableAPI):
     Attributes:
         sizes: symbolic sizes and strides of inputs, with their sources.
         numbers: numbers from outside.
+        unknown_iterators: labels of iterators whose items the step has changed.
         symbolic_roots: ids of sources below which floats are symbolic.
         iterators: sources of iterators whose position is guarded.
         watched: ids of outside objects that the step reached through weak references, with the label of one.
@@ -183,6 +185,7 @@ class ShadowTable(ShadowTableAPI):
         self.watched: dict[int, str] = {}
         self.memories: dict[Any, StorageSharing] = {}
         self.sizes: list[tuple[Any, Source]] = []
+        self.unknown_iterators: set[str] = set()
         self.symbolic_roots: set[int] = set()
         self.static_roots: set[int] = set()
         self.host_roots: set[int] = set()
@@ -263,6 +266,10 @@ class ShadowTable(ShadowTableAPI):
             counted = count_record(self, real, source)
             if counted is not None:
                 return self.register(counted)
+        if (cls is itertools.cycle or cls in TYPES) and not handed_in:
+            known = known_iterator(self, real, source, iterators.refusal(self, source))
+            if known is not None:
+                return self.register(known)
         if cls in iterators.OPAQUE:
             return self.register(iterators.outside_iterator(self, real, source))
         if cls in TYPES:

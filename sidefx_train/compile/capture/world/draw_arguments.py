@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from sidefx_train import torch_compat as compat
+from sidefx_train.compile.capture.guards.source import can_fetch
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import ListRecord
 from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue
 from sidefx_train.compile.capture.shadows.objects.numpy_arrays import ArrayRecord
@@ -25,23 +26,6 @@ if TYPE_CHECKING:
 _PLAIN_ARGUMENTS = frozenset({int, float, bool, str, bytes, type(None), range, type(Ellipsis)})
 _MOST_ELEMENTS = 256
 """Elements of an array that a draw holds, such as probabilities."""
-
-_FETCHED = frozenset({"const", "arg", "kwarg", "attr", "item", "cell"})
-
-
-def can_fetch(source: Source | None) -> bool:
-    """Returns True for a path that can be followed before its guards are tested: it runs no code of the program."""
-    while source is not None:
-        if source.kind == "computed":
-            return all(map(can_fetch, source.key.operands))
-        parent = source.parent
-        if source.kind == "call" and parent is not None and parent.kind == "slot" and parent.key == "__len__":
-            source = parent.parent
-            continue
-        if source.kind not in _FETCHED or source.hooked:
-            return False
-        source = source.parent
-    return True
 
 
 class Arguments:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import collections
+import enum
 import functools
 import io
 import itertools
@@ -19,6 +20,7 @@ import torch
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.shadows.deferred_values import DeferredValue, message_of
 from sidefx_train.compile.capture.shadows.definition_tracking import IMMUTABLE_CLASS
+from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
 
 BARE = frozenset({id(object.__new__), id(object.__init__)})
@@ -51,6 +53,21 @@ def compares_in_python(cls: type) -> bool:
     return any(
         safe_isinstance(getattr(cls, name, None), types.FunctionType) for name in ("__hash__", "__eq__", "__lt__")
     )
+
+
+def runs_library_code(cls: type) -> bool:
+    """Returns True if C code that converts or iterates over an instance runs Python code of a library, past the
+    interpreter."""
+    if cls.__flags__ & IMMUTABLE_CLASS or issubclass(cls, _READ_BY_ATTRIBUTE) or not is_library(cls.__module__):
+        return False
+    return any(safe_isinstance(getattr(cls, name, None), types.FunctionType) for name in _CONVERSIONS)
+
+
+_CONVERSIONS = (
+    *("__fspath__", "__len__", "__getitem__", "__iter__", "__contains__", "__float__", "__int__", "__index__"),
+    *("__complex__", "__bool__", "__hash__", "__eq__", "__lt__"),
+)
+_READ_BY_ATTRIBUTE = (torch.nn.Module, torch.Tensor, torch.optim.Optimizer, enum.Enum, type, BaseException)
 
 
 def wants_values(fn: Any, args: tuple[Any, ...]) -> bool:

@@ -192,6 +192,21 @@ class RandomDraws:
             now, trace_rules.describe(clock), lambda place, kind: Draw(place, clock, None, args, {}, kind)
         )
 
+    def ask(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Asks early for what others may change, such as a file; :data:`ABSENT` if that is not possible, or if calls
+        that are deferred could change it."""
+        arguments = Arguments(self._world, self.holds)
+        later = arguments.each(args)
+        if not self._is_early or arguments.unknown or self._world.branching or self._world.deferred:
+            return ABSENT
+        try:
+            with compat.real_world():
+                now = function(*arguments.now(later))
+        except (OSError, ValueError):
+            return ABSENT
+        label = trace_rules.describe(function)
+        return self._result(now, label, lambda place, kind: Draw(place, function, None, later, {}, kind))
+
     @property
     def _is_early(self) -> bool:
         return not self._ended and self._heap.specialization.host_draws

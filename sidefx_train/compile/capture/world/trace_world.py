@@ -154,7 +154,7 @@ class TraceWorld(CaptureWorldAPI):
         tracer.wrapper_dispatch = self.wrapper_dispatch.run
         compat.on_condition(tracer.shape_env, self.decisions.note)
 
-        self.heap.reenter = self.interp.reentering
+        self.heap.reenter = self.interp.reentering_hook
         self.heap.dropped = self.interp.note_dropped
         self.heap.decides = self.decisions.note
         self.heap.own_key = self.own_key
@@ -302,10 +302,10 @@ class TraceWorld(CaptureWorldAPI):
     def found_module(self, name: str) -> Any:
         return self.heap.definitions.found_module(name)
 
-    def runs(self, fn: types.FunctionType, natively: bool) -> bool:
+    def runs(self, fn: types.FunctionType, natively: bool, answered: bool = False) -> bool:
         if id(fn) in self.new_functions:
             return True
-        if trace_rules.is_atomic(fn):
+        if not answered and trace_rules.is_atomic(fn):
             self.calls.refuse_call(fn)
         if natively and fn.__code__ not in self.specialization.inlined_code:
             return self.heap.definitions.runs_natively(fn)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import time
 from collections.abc import Callable
 from datetime import datetime
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +18,29 @@ CLOCKS: tuple[Callable[..., Any], ...] = (
     *(time.time_ns, time.perf_counter_ns, time.monotonic_ns, time.process_time_ns, time.thread_time_ns, NOW),
 )
 """Functions that read a clock, which another call does not give back."""
+
+FILE_TESTS: tuple[Callable[[str], Any], ...] = (
+    *(os.path.exists, os.path.lexists, os.path.isfile, os.path.isdir, os.path.islink),
+    *(os.path.getmtime, os.path.getsize),
+)
+"""Functions that ask for the state of a file by its path, which others may change at any time."""
+
+
+def _of_text(method: Callable[[Path], bool]) -> Callable[[str], bool]:
+    """Returns a function of a path's text that calls a method of the path."""
+
+    @functools.wraps(method)
+    def asked(text: str) -> bool:
+        return method(Path(text))
+
+    return asked
+
+
+PATH_TESTS = {method: _of_text(method) for method in (Path.exists, Path.is_file, Path.is_dir, Path.is_symlink)}
+"""The same as methods of ``pathlib.Path``, with functions of the path's text."""
+
+ASKED_ONCE: frozenset[Any] = frozenset({*CLOCKS, *FILE_TESTS, *PATH_TESTS.values()})
+"""Functions that are called once for a call of the step: what they returned counts."""
 
 
 class Drawn(NamedTuple):

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from sidefx_train.compile.common.draws.draw import (
-    CLOCKS,
+    ASKED_ONCE,
     Changed,
     Computed,
     Draw,
@@ -79,7 +79,7 @@ class _Run:
             if self.copies is None:
                 self._make_of_torch(draw)
             return
-        if self.copies is not None and any(draw.function is clock for clock in CLOCKS):
+        if self.copies is not None and draw.function in ASKED_ONCE:
             return  # the value stays
         args = self._each(draw.args)
         kwargs = {name: self._value(value) for name, value in draw.kwargs.items()}

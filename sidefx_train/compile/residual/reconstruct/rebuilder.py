@@ -45,6 +45,7 @@ class Rebuilder(Reconstruction):
             return made
         record = self.world.heap.record_of(value)
         if record is not None:
+            self.world.heap.identities.refuse_made(record)
             if safe_isinstance(record, TensorRecord):
                 self.given(record)
             return self.writer.value(record.source)

@@ -71,7 +71,10 @@ _CREATED = (
 
 
 _MOST_ITEMS = 64
-"""Limit of items of an outside list to draw from; of a longer one, the items drawn are inputs of the next part."""
+"""Limit of items of an outside list that are all read to draw from them; of a longer one, those drawn are inputs."""
+
+_MOST_PICKED = 64
+"""Limit of items that are drawn from such a list before the graph; more are inputs of the next part."""
 
 
 def _draw(function: Callable[..., Any], world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -88,15 +91,27 @@ def _left_to_python(world: TraceWorld, function: Callable[..., Any], args: tuple
     return ABSENT
 
 
-def _refuse_items_of_many(world: TraceWorld, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """Refuses to draw items of a deque, or of a list from outside that is long or growing, or in which the step has
-    written at changing indices, such as a replay buffer: every call would find others."""
+def _items_of_many(
+    world: TraceWorld, method: Any, draw: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], count: Any
+) -> Any:
+    """Draws items of a deque, or of a list from outside that is long or growing, or in which the step has written at
+    changing indices, such as a replay buffer: every call finds others. Draws the places of a few, and refuses where the
+    items at these places are not found at each call; :data:`ABSENT` for another list."""
     record = world.heap.record_of(args[1])
     if not safe_isinstance(record, ListRecord) or record.filled or not is_generator(args[0]):
-        return
-    if record.grows or record.edits or type(record.real) is deque or len(record.real) > _MOST_ITEMS:
-        what = f"{trace_rules.describe(function)} draws items of {record.base.label}, which differ at every call"
-        world.heap.refuse("SFX114", what)
+        return ABSENT
+    if not (record.grows or record.edits or type(record.real) is deque or len(record.real) > _MOST_ITEMS):
+        return ABSENT
+    if type(count) is int and 0 < count <= _MOST_PICKED and record.picks_any and world.specialization.host_draws:
+        length = record.length()
+        if length is not None and length >= 1:
+            made = world.random_draws.call(draw, (args[0], length, *args[2:]), kwargs, trace_rules.describe(method))
+            places = made if type(made) is list else [made]
+            items = [record.at_changing(place) if type(place) is torch.SymInt else ABSENT for place in places]
+            if not any(item is ABSENT for item in items):
+                return items if type(made) is list else items[0]
+    what = f"{trace_rules.describe(method)} draws items of {record.base.label}, which differ at every call"
+    world.heap.refuse("SFX114", what)
 
 
 def _refuse_many_orders(
@@ -243,7 +258,9 @@ def _choice(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             return world.interp.call(random.Random.choice, (args[0], range(int(args[1].length))), {})
         return made
     if len(args) == 2 and not world.branching:
-        _refuse_items_of_many(world, random.Random.choice, args)
+        made = _items_of_many(world, random.Random.choice, random.Random.randrange, args, kwargs, 1)
+        if made is not ABSENT:
+            return made
         _left_to_python(world, random.Random.choice, args)
     if len(args) != 2 or kwargs or world.branching or type(args[1]) not in (list, tuple, range, str):
         return ABSENT
@@ -268,7 +285,9 @@ def _sample(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if len(args) > 1 and type(args[1]) is RangeOfNumber:
         return _of_range(world, _sampled, random.Random.sample, args, kwargs)
     if len(args) == 3 and not world.branching:
-        _refuse_items_of_many(world, random.Random.sample, args)
+        made = _items_of_many(world, random.Random.sample, _sampled, args, kwargs, args[2])
+        if made is not ABSENT:
+            return made
         _left_to_python(world, random.Random.sample, args)
     if len(args) != 3 or kwargs or world.branching or type(args[1]) not in (list, tuple, range):
         return ABSENT
@@ -294,7 +313,9 @@ def _choices(world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         return _of_range(world, _chosen, random.Random.choices, args, kwargs)
     if len(args) < 2 or world.branching:
         return ABSENT
-    _refuse_items_of_many(world, random.Random.choices, args)
+    made = _items_of_many(world, random.Random.choices, _chosen, args, kwargs, kwargs.get("k", 1))
+    if made is not ABSENT:
+        return made
     _left_to_python(world, random.Random.choices, args)
     if type(args[1]) not in (list, tuple):
         return ABSENT

@@ -232,6 +232,11 @@ ANSWERED: set[Any] = set()
 """C functions whose interceptors return values of the trace."""
 
 
+def is_python_callable(value: Any) -> bool:
+    """Returns True for an object whose class defines ``__call__`` in Python."""
+    return type(type.__getattribute__(type(value), "__call__")) is types.FunctionType if callable(value) else False
+
+
 def runs_python(fn: Any) -> bool:
     """Returns True for Python functions, bound methods and partials of those, and functions in :data:`ANSWERED`."""
     kind = type(fn)

@@ -256,10 +256,12 @@ def advance(iterator: Iterator[Any], count: int | None) -> None:
 def outside_iterator(heap: ShadowTableAPI, real: Any, source: Source) -> Record:
     """Returns the record of an iterator whose position is not shadowed."""
     heap.guard("type", source, type(real))
-    return Record(heap, real, NativeIterator(type(real), _refusal(heap, source)), source)
+    return Record(heap, real, NativeIterator(type(real), refusal(heap, source)), source)
 
 
-def _refusal(heap: ShadowTableAPI, source: Source) -> Callable[[], NoReturn]:
+def refusal(heap: ShadowTableAPI, source: Source) -> Callable[[], NoReturn]:
+    """Returns what stops the capture where such an iterator is advanced."""
+
     def refuse() -> NoReturn:
         code, why = ("SFX113", "continues a loop") if heap.is_part else ("SFX103", "advances the outside iterator")
         heap.refuse(code, f"{why} {source.label}")
@@ -268,7 +270,10 @@ def _refusal(heap: ShadowTableAPI, source: Source) -> Callable[[], NoReturn]:
 
 
 def given_state(
-    heap: ShadowTableAPI, state: list[tuple[Any, ...]], names: tuple[tuple[str, ...], ...]
+    heap: ShadowTableAPI,
+    state: list[tuple[Any, ...]],
+    names: tuple[tuple[str, ...], ...],
+    changing: frozenset[str] = frozenset(),
 ) -> tuple[Any, ...]:
     """Returns shadows of a resume function's argument, ``[cells, values]``; its code empties the list.
 
@@ -276,15 +281,22 @@ def given_state(
         heap: the shadow table.
         state: the cells and values.
         names: the user's names of them.
+        changing: those that differ in each round of a loop: integers are inputs from the start.
     """
     place = heap.sources.arg(0)
     parts = enumerate(zip(state, names, strict=True))
-    return ([tuple(_given(heap, heap.sources.item(place, i), part, called)) for i, (part, called) in parts],)
+    return ([tuple(_given(heap, heap.sources.item(place, i), part, called, changing)) for i, (part, called) in parts],)
 
 
-def _given(heap: ShadowTableAPI, inside: Source, part: tuple[Any, ...], names: tuple[str, ...]) -> Iterator[Any]:
+def _given(
+    heap: ShadowTableAPI, inside: Source, part: tuple[Any, ...], names: tuple[str, ...], changing: frozenset[str]
+) -> Iterator[Any]:
     for i, (real, name) in enumerate(zip(part, names, strict=True)):
         source = heap.sources.item(inside, i, name)
+        if type(real) is int and name in changing:
+            heap.guard("type", source, int)
+            yield heap.numbers.length(real, source)
+            continue
         if type(real) not in HOLDERS:
             yield heap.shadow(real, source)
             continue
@@ -294,7 +306,7 @@ def _given(heap: ShadowTableAPI, inside: Source, part: tuple[Any, ...], names: t
             yield heap.shadow(real, source)
             continue
         heap.guard("type", source, type(real))
-        made = ClosingIterator(type(real), _refusal(heap, source), functools.partial(heap.dropped, source.label))
+        made = ClosingIterator(type(real), refusal(heap, source), functools.partial(heap.dropped, source.label))
         yield heap.register(ClosingRecord(heap, real, made, source))
         del made
 

@@ -14,6 +14,7 @@ from sidefx_train import torch_compat as compat
 from sidefx_train.compile.capture.guards.source import Pick, Source
 from sidefx_train.compile.capture.guards.symbol_guards import CONDITION_NAMES
 from sidefx_train.compile.capture.interpreter.generator_finalizers import runs_code_when_freed
+from sidefx_train.compile.capture.shadows.containers.appended_items import AppendedItems, PickAmongAppended
 from sidefx_train.compile.capture.shadows.records import InstanceRecord, Record
 from sidefx_train.compile.common.plain_values import base_of, stored_entries
 from sidefx_train.compile.common.sentinels import ABSENT
@@ -69,7 +70,7 @@ class ListRecord(Record):
         self.filled = False
         self.snapshot: list[Any] = []
         self.edits: list[Edit] = []
-        self._picked: dict[str, Source] = {}
+        self._picked: dict[tuple[Any, ...], tuple[AppendedItems | None, Source]] = {}
 
     def fill(self) -> None:
         if self.filled:
@@ -98,6 +99,14 @@ class ListRecord(Record):
         base = list if safe_isinstance(self.shadow, list) else deque
         base.clear(self.shadow)
         base.extend(self.shadow, self.snapshot)
+
+    @property
+    def is_changed(self) -> bool:
+        """Returns True if the step has changed which items the list has."""
+        if not self.filled:
+            return bool(self.shadow or self.edits)
+        now = self.shadow
+        return len(now) != len(self.snapshot) or any(a is not b for a, b in zip(now, self.snapshot, strict=True))
 
     def at(self, index: int) -> Any:
         """Returns the item at an index without reading the others; :data:`ABSENT` if that is not possible, or if the
@@ -137,6 +146,10 @@ class ListRecord(Record):
             if type(self.real) is deque and self.real.maxlen is not None:
                 dropped = torch.sym_max(after - self.real.maxlen, 0)
             index = index + after if index < 0 else index + dropped
+            appended = AppendedItems(self.heap, list(self.shadow))
+            known = appended.makers is not None and self.heap.specialization.picks_appended
+            if known and type(index) is torch.SymInt and dropped <= index < after:
+                return self._outside(index, appended)
             if not dropped <= index < before:
                 return self.shadow[int(index - before)] if index >= before else ABSENT
         return self._outside(index)
@@ -197,6 +210,15 @@ class ListRecord(Record):
         return not self.filled and self.plain and type(self.real) in (list, deque)
 
     @property
+    def picks_any(self) -> bool:
+        """Returns True if :meth:`at_changing` finds any item without a decision on which one it is."""
+        if not self._is_unread or self.edits:
+            return False
+        return not self.shadow or (
+            self.heap.specialization.picks_appended and AppendedItems(self.heap, list(self.shadow)).makers is not None
+        )
+
+    @property
     def _takes_edits(self) -> bool:
         """Returns True for an unread list of which single items may be written and removed."""
         bound = self.real.maxlen if type(self.real) is deque else None
@@ -244,16 +266,17 @@ class ListRecord(Record):
                 return edit.item, None
         return ABSENT, place
 
-    def _outside(self, index: Any) -> Any:
-        """Returns an item of the outside list; :data:`ABSENT` if nothing finds it at each call."""
+    def _outside(self, index: Any, appended: AppendedItems | None = None) -> Any:
+        """Returns an item of the outside list, or one appended to it; :data:`ABSENT` if nothing finds it at each
+        call."""
         if type(index) is int:
             return self.heap.shadow(self.real[index], self.heap.sources.item(self.base, index))
-        found, picked = self._pick(index)
+        found, picked = self._pick(index, appended)
         if picked is None or not (type(found) in _PICKED or safe_isinstance(found, tuple)):
             return ABSENT
         return self.heap.shadow(found, picked)
 
-    def _pick(self, index: torch.SymInt) -> tuple[Any, Source | None]:
+    def _pick(self, index: torch.SymInt, appended: AppendedItems | None = None) -> tuple[Any, Source | None]:
         """Returns the item at an index that the prologue can compute, and where it is found at each call."""
         known = {compat.symbol_name(number): (source, real) for number, source, real in self.heap.numbers.inputs}
         names = compat.symbol_names(index)
@@ -262,9 +285,13 @@ class ListRecord(Record):
         if not compat.has_integers_only(index):  # sympy computes with floats less exactly
             return None, None
         code = compat.python_source(index.node.expr)
-        pick = Pick(code, {name: known[name][0] for name in names}, CONDITION_NAMES)
-        found = pick(self.real, *(known[name][1] for name in names))
-        return found, self._picked.setdefault(code, self.heap.sources.picked(self.base, pick))
+        operands, values = {name: known[name][0] for name in names}, [known[name][1] for name in names]
+        pick, key = Pick(code, operands, CONDITION_NAMES), tuple[Any, ...]((code,))
+        if appended is not None:
+            pick = PickAmongAppended(code, operands, CONDITION_NAMES, appended)
+            key, values = (code, *map(id, appended.items)), [*values, *appended.values]
+        _, source = self._picked.setdefault(key, (appended, self.heap.sources.picked(self.base, pick)))
+        return pick(self.real, *values), source
 
     def _length_outside(self, removes: bool = False) -> Any:
         """Returns the length without what the step has appended: symbolic if that changes, or if the step removes or

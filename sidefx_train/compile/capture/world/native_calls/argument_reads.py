@@ -32,10 +32,12 @@ from sidefx_train.compile.capture.world.native_call_facts import (
     is_fromkeys,
     keeps_arguments,
     passes_items,
+    runs_library_code,
 )
 from sidefx_train.compile.capture.world.native_calls import builtin_methods
 from sidefx_train.compile.capture.world.symbolic_numbers import concrete_numbers
 from sidefx_train.compile.common import trace_rules
+from sidefx_train.compile.common.library_modules import is_library
 from sidefx_train.compile.common.plain_values import CONTAINERS, PLAIN_TYPES, is_derived, slot_names
 from sidefx_train.compile.common.type_checks import attribute_of, safe_isinstance
 
@@ -81,10 +83,11 @@ class ArgumentReads:
                             why = f"reads {record.source.label}, a set, in an order that depends on its history"
                             self.heap.refuse("SFX111", why)
                 elif safe_isinstance(record, ArrayRecord) or (
-                    safe_isinstance(record, InstanceRecord) and compares_in_python(type(value))
+                    safe_isinstance(record, InstanceRecord)
+                    and (compares_in_python(type(value)) or runs_library_code(type(value)))
                 ):
                     record.fill()  # C code that hashes or compares it runs Python methods on the shadow itself
-                    if safe_isinstance(record, InstanceRecord):
+                    if safe_isinstance(record, InstanceRecord) and compares_in_python(type(value)):
                         self.world.keys.compares_by(type(value))
                 elif safe_isinstance(record, InstanceDictRecord) or type(value) in READ_BY_C:
                     record.fill()
@@ -97,7 +100,8 @@ class ArgumentReads:
             if id(value) not in seen:
                 seen.add(id(value))
                 todo += [item for item in held_by(value) if type(item) not in PLAIN_TYPES]
-                if value is not given and compares_in_python(type(value)):  # the methods of the object itself re-enter
+                reenters = value is given and not is_library(type(value).__module__)
+                if not reenters and (compares_in_python(type(value)) or runs_library_code(type(value))):
                     todo += [item for item in attributes_of(value).values() if type(item) not in PLAIN_TYPES]
 
     def touch_entries(self, values: tuple[Any, ...], asked: str) -> None:

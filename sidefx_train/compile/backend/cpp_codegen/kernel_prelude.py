@@ -52,7 +52,7 @@ _NAMES = {
 _METHODS = {
     *("loadu", "store", "blendv", "cast", "to", "all_zero", "all_masked", "is_masked", "data", "abs", "exp", "log"),
     *("sqrt", "rsqrt", "reciprocal", "neg", "tanh", "erf", "floor", "ceil", "trunc", "round", "sin", "cos", "log1p"),
-    *("pow", "get", "expm1", "exp2", "log2", "log10", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh"),
+    *("pow", "get", "expm1", "exp2", "log2", "log10", "tan", "asin", "acos", "atan"),
     *("atanh", "erfc", "atan2", "hypot", "fmod", "copysign"),
 }
 _CALLS = {

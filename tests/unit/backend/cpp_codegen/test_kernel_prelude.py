@@ -51,7 +51,8 @@ def functions(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
 def double_precision(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
     a, b = x.double() * 1.000000001, y.double() * 0.999999999
     return [
-        *pointwise(a, b), *functions(a, b), *conditions(a, b), *reductions(a, b), *places(a, b), a.float(), a + x, a.long().clamp(-9, 9),
+        *pointwise(a, b), *functions(a, b), *conditions(a, b), *reductions(a, b), *places(a, b), a.float(), a + x,
+        a.long().clamp(-9, 9),
         torch.zeros(a.shape, dtype=a.dtype).index_add(0, torch.arange(a.shape[0]).flip(0), b), (a.t() + 1).contiguous(),
         torch.where(a > x, 1, 2) * b, F.pad(a, (1, 2)), torch.cat([a, b], 1) * 2, a[:, ::2] + 1,
     ]  # fmt: skip

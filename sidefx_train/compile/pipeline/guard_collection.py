@@ -21,6 +21,8 @@ from sidefx_train.compile.capture.guards.source_writer import Writer
 from sidefx_train.compile.capture.guards.storage_guards import StorageSharing
 from sidefx_train.compile.capture.guards.symbol_guards import number_conditions, size_conditions
 from sidefx_train.compile.capture.shadows.containers.instance_dicts import InstanceDictRecord
+from sidefx_train.compile.capture.shadows.containers.iterators import IteratorRecord
+from sidefx_train.compile.capture.shadows.containers.known_iterators import KnownRecord
 from sidefx_train.compile.capture.shadows.containers.lists_and_dicts import DictRecord, ListRecord
 from sidefx_train.compile.capture.shadows.containers.sets import SetRecord
 from sidefx_train.compile.capture.shadows.records import InstanceRecord, Record, TensorRecord
@@ -196,8 +198,32 @@ def separate_objects(world: TraceWorld, effects: SideEffects) -> list[Guard]:
         same_type = tuple(record.base for record in reached if type(record.real) is cls)
         if len(same_type) > 1:
             found.append(Guard("all_distinct", same_type[0], same_type))
-    found += _distinct_namespaces(world, targets)
+    found += [*_distinct_iterators(world), *_distinct_namespaces(world, targets)]
+    _separate_iterated(world, targets)
     return [*found, *_distinct_from_namespaces(world, [r for r in reached if type(r.real) is dict], targets)]
+
+
+def _distinct_iterators(world: TraceWorld) -> list[Guard]:
+    """Returns guards that the iterators which the step reads stay distinct if it advances one of them."""
+    kinds: dict[type, list[IteratorRecord]] = {}
+    for record in world.heap.by_real.values():
+        if isinstance(record, IteratorRecord):
+            kinds.setdefault(type(record.real), []).append(record)
+    sources = [
+        tuple(record.source for record in records)
+        for records in kinds.values()
+        if len(records) > 1 and any(record.taken() != 0 for record in records)
+    ]
+    return [Guard("all_distinct", same_type[0], same_type) for same_type in sources]
+
+
+def _separate_iterated(world: TraceWorld, targets: set[int]) -> None:
+    """Guards that the iterators whose items the prologue finds run over no list that the step changes."""
+    records = world.heap.by_real.values()
+    changed = tuple(r.base for r in records if isinstance(r, ListRecord) and id(r.base) in targets)
+    for record in list(records):
+        if changed and isinstance(record, KnownRecord):
+            record.guard_apart(changed)
 
 
 def _distinct_namespaces(world: TraceWorld, targets: set[int]) -> list[Guard]:

@@ -209,3 +209,75 @@ def test_in_a_training_step_of_the_default_backend():
         return Program(step, lambda i: (torch.ones(4, 3),), (model, optimizer, held))
 
     parity(make, steps=7, backend="inductor")
+
+
+def of_two(x, held):
+    return first(x, next(held.it)), first(x, next(held.other))
+
+
+def of_one(x, held):
+    held.seen = [held.other]
+    return first(x, next(held.it))
+
+
+@pytest.mark.parametrize("use", [of_two, of_one])
+@pytest.mark.parametrize("name", ["list", "reversed", "range", "cycle", "zip", "count"])
+def test_two_that_become_one(name, use):
+    """An entry for two iterators does not serve where both names hold one, which gives each item once."""
+    made = {**ITERATORS, "count": lambda data: itertools.count(len(data))}[name]
+
+    def make() -> Program:
+        held = Holder(list(NUMBERS) * 2, made)
+        held.other = made([2.5, 0.5, *held.data])
+        return Program(lambda x: use(x, held), lambda i: (torch.full((2,), i + 1.0),), (held, held.data))
+
+    def between(program, index):
+        held = program.watch[0]
+        if index in (2, 4):
+            held.other = held.it if index == 2 else made(held.data)
+
+    parity(make, steps=6, captures=None, between=between, whole=False)
+
+
+def writes_ahead(x, held):
+    held.target.append(2.0)
+    held.target[3] = 50.0
+    return first(x, next(held.it))
+
+
+def empties(x, held):
+    held.target.clear()
+    return first(x, next(held.it, 0.25))
+
+
+def appends(x, held):
+    held.target.append(7.0)
+    return first(x, next(held.it, 0.25))
+
+
+def removes_after(x, held):
+    item = next(held.it, 0.25)
+    held.target.reverse()
+    return first(x, item)
+
+
+@pytest.mark.parametrize("use", [writes_ahead, empties, appends, removes_after])
+@pytest.mark.parametrize("name", ["list", "enumerate", "zip"])
+def test_over_a_list_that_the_step_changes_at_later_calls(name, use):
+    """The list that the step changes is another one at first, then the one that the iterator runs over."""
+
+    def make() -> Program:
+        held = Holder(list(NUMBERS), ITERATORS[name])
+        return Program(lambda x: use(x, held), lambda i: (torch.full((2,), i + 1.0),), (held, held.data))
+
+    def between(program, index):
+        held = program.watch[0]
+        held.data = list(NUMBERS)
+        held.it, held.target = ITERATORS[name](held.data), held.data if index == 3 else list(NUMBERS)
+        taken = {appends: len(NUMBERS) - (name == "zip"), writes_ahead: 3}.get(use, 0)
+        for _ in range(taken):
+            next(held.it)
+        if use is appends and index != 3:
+            list(held.it)
+
+    parity(make, steps=5, captures=None, between=between, whole=False)

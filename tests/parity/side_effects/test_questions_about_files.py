@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import weakref
 
 import pytest
 import torch
@@ -128,3 +129,94 @@ def test_a_replaced_function_is_called(tmp_path, monkeypatch):
             monkeypatch.undo()
 
     parity(make, steps=8, captures=None, between=between, whole=False)
+
+
+class Removes:
+    """Removes its file when it is freed."""
+
+    def __init__(self, path):
+        self.path = path
+        path.touch()
+
+    def __del__(self):
+        self.path.unlink(missing_ok=True)
+
+
+def opened(path):
+    held = open(path, "w")  # noqa: SIM115 - the step closes it
+    held.write("abc")
+    return held
+
+
+def finalized(path):
+    path.touch()
+    held = Holder()
+    weakref.finalize(held, os.remove, path)
+    return held
+
+
+class Holder:
+    """Holds something that changes a file when it is freed."""
+
+
+def sets(holder):
+    holder.held = None
+
+
+def deletes(holder):
+    del holder.held
+
+
+def empties(holder):
+    holder.within.clear()
+
+
+def replaces(holder):
+    holder.by_name["held"] = 4
+
+
+@pytest.mark.parametrize("first", [0, 2])
+@pytest.mark.parametrize("made", [opened, finalized, Removes])
+@pytest.mark.parametrize("drop", [sets, deletes, empties, replaces])
+def test_files_that_freed_objects_change(tmp_path, drop, made, first):
+    """The step drops an object that changes the file when it is freed, at all calls or from the third on."""
+    path = tmp_path / "held"
+
+    def make() -> Program:
+        holder = Holder()
+
+        def step(x):
+            drop(holder)
+            there = os.path.exists(path)
+            return x * 2, there, os.path.getsize(path) if there else None
+
+        program = Program(step, lambda i: (torch.full((2,), i + 1.0),), ())
+        program.holder = holder
+        return program
+
+    def between(program, index):
+        holder = program.holder
+        holder.held = holder.within = holder.by_name = None
+        path.write_text("")
+        held = made(path) if index >= first else 3
+        holder.held = held if drop in (sets, deletes) else None
+        holder.within = [held] if drop is empties else []
+        holder.by_name = {"held": held if drop is replaces else 3}
+        del held
+
+    parity(make, steps=5, captures=None, between=between, whole=False)
+
+
+def test_a_whole_step_that_notes_results_and_asks(tmp_path):
+    def make() -> Program:
+        model, notes = nn.Linear(3, 2), {"loss": None, "calls": 0}
+
+        def step(x):
+            loss = model(x).square().mean()
+            notes["loss"], model.latest = loss.detach(), loss.detach()
+            notes["calls"] += 1
+            return loss.detach() * 2 if os.path.exists(tmp_path / "stop") else loss.detach()
+
+        return Program(step, lambda i: (torch.full((2, 3), i + 1.0),), (model, notes))
+
+    parity(make, steps=6, captures=2)

@@ -1,7 +1,7 @@
 """Questions about files (``os.path.exists``, ``Path.is_file``): the prologue of the step asks them at every call.
 
 A decision on the answer is guarded like one on a random number. What the step does to a file runs natively, in front of
-the part that asks.
+the part that asks, and so does what may do something to one when it is freed, such as an open file.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import pathlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from sidefx_train.compile.capture.shadows.finalizers import may_have_freed_files
 from sidefx_train.compile.common import interceptor_registry as registry
 from sidefx_train.compile.common.draws.draw import FILE_TESTS, PATH_TESTS
 from sidefx_train.compile.common.sentinels import ABSENT
@@ -23,7 +24,7 @@ _PATHS = (pathlib.PosixPath, pathlib.WindowsPath)
 
 
 def _ask(function: Callable[[str], Any], world: TraceWorld, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if len(args) != 1 or kwargs:
+    if len(args) != 1 or kwargs or may_have_freed_files(world.heap):
         return ABSENT
     text = world.interp.call(os.fspath, args, {}) if type(args[0]) in _PATHS else args[0]
     return world.random_draws.ask(function, (text,)) if type(text) is str else ABSENT

@@ -77,6 +77,8 @@ class ShadowTableAPI(GuardRecorder, ABC):
     ragged_dims: dict[int, int]
     dtensor_rules: tuple[Any, ...]
     watched: dict[int, str]
+    cells: dict[int, Any]
+    namespaces: dict[int, Any]
     new_namespaces: dict[int, tuple[dict[str, Any], Any]]
     dropped: Callable[[str], None]
     decides: Callable[[], None]

@@ -55,6 +55,24 @@ class Ahead(Pick):
         return item(self._count) if self._count < length else END
 
 
+class Apart(Pick):
+    """Tells whether an iterator runs over none of some lists.
+
+    Args:
+        lists: sources of the lists.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, lists: tuple[Source, ...]) -> None:
+        self.operands, self.label = lists, f"not over {', '.join(each.label for each in lists)}"
+
+    def __call__(self, items: Any, *lists: Any) -> bool:
+        if not _is_known(items):
+            return False
+        return {id(each) for each in _lists(items)}.isdisjoint(map(id, lists))
+
+
 _Rest = tuple[float, Callable[[int], Any]]
 """How many items are left, and what returns one of them."""
 
@@ -174,10 +192,19 @@ class KnownRecord(IteratorRecord):
             self.shadow.refuse()
         return None if self.ended else self.count
 
+    def guard_apart(self, lists: tuple[Source, ...]) -> None:
+        """Guards that the iterator runs over none of ``lists``, if the step has used it."""
+        if self.count or self.ended:
+            self.heap.guard("is", self.heap.sources.picked(self.source, Apart(lists)), True)
+
     def _is_changed(self) -> bool:
         """Returns True if the step has changed a list that the iterator runs over."""
         lists = (self.heap.by_real.get(id(each)) for each in _lists(self.real))
         return any(safe_isinstance(record, ListRecord) and record.is_changed for record in lists)
+
+
+def _is_known(iterator: Any) -> bool:
+    return _rest(iterator) is not None
 
 
 def _takes_more(iterator: Any) -> bool:

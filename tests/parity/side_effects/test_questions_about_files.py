@@ -178,6 +178,7 @@ def replaces(holder):
 @pytest.mark.parametrize("first", [0, 2])
 @pytest.mark.parametrize("made", [opened, finalized, Removes])
 @pytest.mark.parametrize("drop", [sets, deletes, empties, replaces])
+@pytest.mark.covering(1)
 def test_files_that_freed_objects_change(tmp_path, drop, made, first):
     """The step drops an object that changes the file when it is freed, at all calls or from the third on."""
     path = tmp_path / "held"

@@ -13,7 +13,7 @@ import re
 
 from sidefx_train import torch_compat as compat
 from sidefx_train.compile.backend.cpp_codegen import simd_helpers_source, simd_register_source, simd_source
-from sidefx_train.compile.backend.cpp_codegen.wrapper_prelude import FAILURE
+from sidefx_train.compile.backend.cpp_codegen.wrapper_prelude import FAILURE, INTEGER_DIVISION
 
 _STEPS = """
     std::atomic<int> inductor_cpu_integer_div_error{0};
@@ -79,7 +79,10 @@ _NARROW = re.compile(
 _REFUSED = re.compile(r"\b(?:BFloat16|Half|half|Welford|uint8_t|int8_t|int16_t|assert|goto|asm)\b")
 
 HEADER = "".join(
-    (FAILURE, simd_helpers_source.BEFORE, simd_register_source.SOURCE, simd_source.SOURCE, simd_helpers_source.AFTER)
+    (
+        *(FAILURE, simd_helpers_source.BEFORE, INTEGER_DIVISION),
+        *(simd_register_source.SOURCE, simd_source.SOURCE, simd_helpers_source.AFTER),
+    )
 )
 
 _SIZES = {"CPU_CAPABILITY_AVX512": 64, "CPU_CAPABILITY_AVX2": 32}

@@ -164,18 +164,6 @@ namespace c10 {
 
 template <class To, class From> constexpr To convert(From value) { return static_cast<To>(value); }
 
-template <class T> inline T div_floor_integer(T a, T b) {
-    if (b == 0) return 0;
-    if (b == T(-1)) return T(0 - lean::make_unsigned_t<T>(a));  // the processor's division overflows
-    const T quotient = a / b;
-    return a % b != 0 && (a < 0) != (b < 0) ? quotient - 1 : quotient;
-}
-inline int64_t div_mod(int64_t a, int64_t b) {
-    if (b == 0 || b == -1) return 0;
-    const int64_t rest = a % b;
-    return rest != 0 && (b < 0) != (rest < 0) ? rest + b : rest;
-}
-
 }  // namespace c10
 """
 
@@ -333,26 +321,18 @@ template <class T, int NV, int NI> struct IndexValueVec {
     }
 SIDEFX_PLACE_OF(argmax, >, maximum) SIDEFX_PLACE_OF(argmin, <, minimum)
 
-inline void atomic_add(volatile float* place, float value) {
-    volatile int32_t* bits = (volatile int32_t*)place;
-    int32_t before = __atomic_load_n(bits, __ATOMIC_RELAXED), after;
+template <class Bits, class T> inline void add_by_exchange(volatile T* place, T value) {
+    volatile Bits* bits = (volatile Bits*)place;
+    Bits before = __atomic_load_n(bits, __ATOMIC_RELAXED), after;
     do {
-        float sum;
+        T sum;
         __builtin_memcpy(&sum, &before, sizeof sum);
         sum += value;
         __builtin_memcpy(&after, &sum, sizeof sum);
     } while (!__atomic_compare_exchange_n(bits, &before, after, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
 }
-inline void atomic_add(volatile double* place, double value) {
-    volatile int64_t* bits = (volatile int64_t*)place;
-    int64_t before = __atomic_load_n(bits, __ATOMIC_RELAXED), after;
-    do {
-        double sum;
-        __builtin_memcpy(&sum, &before, sizeof sum);
-        sum += value;
-        __builtin_memcpy(&after, &sum, sizeof sum);
-    } while (!__atomic_compare_exchange_n(bits, &before, after, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
-}
+inline void atomic_add(volatile float* place, float value) { add_by_exchange<int32_t>(place, value); }
+inline void atomic_add(volatile double* place, double value) { add_by_exchange<int64_t>(place, value); }
 inline void atomic_add(volatile int64_t* place, int64_t value) { __atomic_fetch_add(place, value, __ATOMIC_RELAXED); }
 inline void atomic_add(volatile int32_t* place, int32_t value) { __atomic_fetch_add(place, value, __ATOMIC_RELAXED); }
 

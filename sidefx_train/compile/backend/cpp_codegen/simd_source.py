@@ -86,7 +86,7 @@ template <class T, int N> struct VectorizedN {
         VectorizedN made;
         SIDEFX_EACH {
             if constexpr (T(0.5) != T(0)) {
-                made.v[i] = (Register<T>)((Bits<T>)v[i] & ~((Bits<T>)Kind<T>::all(T(-0.0))));
+                made.v[i] = (Register<T>)((Bits<T>)v[i] & lean::numeric_limits<typename Kind<T>::Integer>::max());
             } else {
                 made.v[i] = v[i] < 0 ? -v[i] : v[i];
             }

@@ -47,6 +47,25 @@ struct SidefxFailure {
 """
 """What a wrapper throws, and the Python entry point catches."""
 
+INTEGER_DIVISION = """
+namespace c10 {
+
+template <class T> inline T div_floor_integer(T a, T b) {
+    if (b == 0) return 0;
+    if (b == T(-1)) return T(0 - uint64_t(a));  // the processor's division overflows
+    const T quotient = a / b;
+    return a % b != 0 && (a < 0) != (b < 0) ? quotient - 1 : quotient;
+}
+inline int64_t div_mod(int64_t a, int64_t b) {
+    if (b == 0 || b == -1) return 0;
+    const int64_t rest = a % b;
+    return rest != 0 && (b < 0) != (rest < 0) ? rest + b : rest;
+}
+
+}  // namespace c10
+"""
+"""Divisions of indices, in wrappers and in kernels."""
+
 _PRELUDE = r"""
 #include <@TYPES@>
 
@@ -100,19 +119,9 @@ inline int64_t abs(int64_t x) { return x < 0 ? -x : x; }
 
 }  // namespace lean
 
-namespace c10 {  // of integers
-inline int64_t div_floor_integer(int64_t a, int64_t b) {
-    if (b == 0) return 0;
-    if (b == -1) return int64_t(0 - uint64_t(a));  // the processor's division overflows
-    const int64_t quotient = a / b;
-    return a % b != 0 && (a < 0) != (b < 0) ? quotient - 1 : quotient;
-}
-inline int64_t div_mod(int64_t a, int64_t b) {
-    if (b == 0 || b == -1) return 0;
-    const int64_t rest = a % b;
-    return rest != 0 && (b < 0) != (rest < 0) ? rest + b : rest;
-}
-}  // namespace c10
+namespace {
+@INTEGER_DIVISION@
+}  // namespace
 
 #define INFINITY __builtin_inff()
 #define NAN __builtin_nanf("")
@@ -239,7 +248,7 @@ struct gil_scoped_release_simple {
     ~gil_scoped_release_simple() { PyEval_RestoreThread(state); }
 };
 }  // namespace py
-""".replace("@FAILURE@", FAILURE)
+""".replace("@FAILURE@", FAILURE).replace("@INTEGER_DIVISION@", INTEGER_DIVISION.strip())
 
 
 def header_free_wrapper(caller: str) -> str | None:
